@@ -178,8 +178,15 @@ def test_a_source_that_changes_under_way_fails_the_read(tmp_path: Path) -> None:
     [({"output_bytes_max": 1000}, None, 500), ({}, 10, 500), ({}, 10**6, 500), ({"time_s_max": 0.05}, None, 504)],
     ids=["output", "longer-than-announced", "shorter-than-announced", "time"],
 )
-def test_limits_end_a_run(tmp_path: Path, options: dict[str, float], announced_bytes: int | None, status: int) -> None:
+def test_limits_end_a_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, float],
+    announced_bytes: int | None,
+    status: int,
+) -> None:
     """A transform that floods, hangs or lies about its size is stopped, and the reader gets an error."""
+    monkeypatch.setattr("penstock.gateway.buckets.transformed._GRACE_S", 0.0)
 
     async def test() -> None:
         results = open_results(tmp_path)
