@@ -97,7 +97,7 @@ test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
 	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
 
-test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and from Hugging Face's data sets, in an environment of its own
+test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
 
 .venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt

@@ -18,6 +18,7 @@ from penstock.cli.convert import convert
 from penstock.cli.cp import cp
 from penstock.cli.du import du
 from penstock.cli.gateway import gateway
+from penstock.cli.gateway_fill import fill
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
@@ -88,6 +89,7 @@ for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, veri
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.add_typer(cache)
+gateway.command()(fill)
 app.add_typer(gateway)
 
 

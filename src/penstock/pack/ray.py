@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock import compose
 from penstock.errors import ConfigError, PenstockError, WorkerDiedError
@@ -23,10 +24,17 @@ from penstock.pack.verification import check_shard
 from penstock.pack.workers import memory_shares
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
+
     from penstock.index import ShardRow
     from penstock.pack.progress import PackListener
     from penstock.pack.recipes import ShardGroup, WorkerSetup
     from penstock.pack.workers import ExecutionOptions
+
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 
 RETRIES_MAX = 8
 """How often a task is repeated after its machine or process was lost. Errors of the data or a store are not repeated."""
@@ -38,14 +46,128 @@ CANCEL_S_MAX = 15.0
 """Seconds that tasks get to drop their open shards after another one failed or the user interrupted."""
 
 
+class _TaskSetup(NamedTuple):
+    setup: WorkerSetup
+    memory_bytes_max: int | None
+    verify: bool
+
+
 class _TaskResult(NamedTuple):
     rows: list[ShardRow]
     samples_count: int
     source_bytes: int
 
 
+class RayTasks:
+    """Calls one function for many items, each call a task on a cluster.
+
+    A cluster that this process has joined already is used, and stays joined. A task whose machine or process is lost is
+    repeated, at most ``RETRIES_MAX`` times.
+
+    Args:
+        address: Address of the cluster; None uses the one that Ray finds, or starts one on this machine.
+        tasks_max: Number of tasks at a time; None means ``WAITING_PER_CPU`` for each CPU of the cluster.
+    """
+
+    def __init__(self, *, address: str | None, tasks_max: int | None) -> None:
+        self._ray: Any = import_module("ray")
+        self._address = address
+        self._tasks_at_once_max = tasks_max
+
+    def run(
+        self,
+        function: Callable[[S, T], R],
+        items: Iterable[T],
+        *,
+        setup: S,
+        taken: Callable[[T, R], None],
+        describe: Callable[[T], str],
+        modules: Iterable[ModuleType] = (),
+    ) -> None:
+        """Call ``function(setup, item)`` for each item, and ``taken(item, result)`` here, in the order of their ends.
+
+        Args:
+            function: A function of a module that the machines of the cluster have.
+            items: The items; they are taken as tasks end.
+            setup: What all calls share; it is sent to each machine once.
+            taken: Receives results.
+            describe: Returns words for an item, for errors.
+            modules: Modules of the user, pickled by value because the machines may not have them.
+
+        Raises:
+            ConfigError: No cluster answers at the address.
+            PenstockError: The first error of any task; the others are cancelled.
+            WorkerDiedError: A task's machine was lost too often.
+        """
+        ray = self._ray
+        was_joined = ray.is_initialized()
+        if not was_joined:
+            try:
+                ray.init(address=self._address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            except (ConnectionError, ValueError) as error:
+                raise ConfigError(f"no Ray cluster answers at {self._address!r}: {error}") from error
+        try:
+            with self._modules_by_value(modules):
+                task = ray.remote(num_cpus=1, max_retries=RETRIES_MAX, scheduling_strategy="SPREAD")(function)
+                self._run(task, iter(items), ray.put(setup), taken, describe)
+        finally:
+            if not was_joined:
+                ray.shutdown()
+
+    def _modules_by_value(self, modules: Iterable[ModuleType]) -> ExitStack:
+        stack, pickler = ExitStack(), self._ray.cloudpickle
+        for module in modules:
+            if module.__name__ != "__main__":
+                pickler.register_pickle_by_value(module)
+                stack.callback(pickler.unregister_pickle_by_value, module)
+        return stack
+
+    def _run(
+        self, task: Any, items: Iterator[T], setup: Any, taken: Callable[[T, R], None], describe: Callable[[T], str]
+    ) -> None:
+        running: dict[Any, T] = {}
+        waiting = True
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._tasks_max():
+                    for item in islice(items, 1):
+                        running[task.remote(setup, item)] = item
+                        break
+                    else:
+                        waiting = False
+                if running:
+                    (ref,), _ = self._ray.wait(list(running), num_returns=1)
+                    taken(running[ref], self._result(ref, describe(running[ref])))
+                    del running[ref]
+        except BaseException:
+            self._cancel(list(running))
+            raise
+
+    def _tasks_max(self) -> int:
+        if self._tasks_at_once_max is not None:
+            return self._tasks_at_once_max
+        return max(1, WAITING_PER_CPU * int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def _result(self, ref: Any, what: str) -> Any:
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, PenstockError) else error from None
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDiedError(f"{what} was given up: {type(error).__name__}: {error}") from error
+
+    def _cancel(self, refs: list[Any]) -> None:
+        """Have the running tasks drop what they have begun."""
+        with suppress(self._ray.exceptions.RayError):
+            for ref in refs:
+                self._ray.cancel(ref, recursive=False)
+            if refs:
+                self._ray.wait(refs, num_returns=len(refs), timeout=CANCEL_S_MAX)
+
+
 class RayWorkerPool:
-    """A worker pool on a cluster. A cluster that this process has joined already is used, and stays joined.
+    """A worker pool on a cluster.
 
     Args:
         setup: Record that each worker is given.
@@ -54,12 +176,11 @@ class RayWorkerPool:
     """
 
     def __init__(self, setup: WorkerSetup, *, options: ExecutionOptions, listener: PackListener) -> None:
-        self._ray: Any = import_module("ray")
+        self._tasks = RayTasks(address=options.address, tasks_max=options.jobs)
         self._setup = setup
         self._options = options
         self._listener = listener
         self._rows: dict[str, ShardRow] = {}
-        self._running: dict[Any, ShardGroup] = {}
 
     def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
         """Write all shards; see ``WorkerPool.write``.
@@ -69,68 +190,20 @@ class RayWorkerPool:
             PenstockError: The first error of any shard; the others are given up.
             WorkerDiedError: A shard's machine was lost more than ``RETRIES_MAX`` times.
         """
-        ray = self._ray
-        was_joined = ray.is_initialized()
-        if not was_joined:
-            try:
-                ray.init(
-                    address=self._options.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
-                )
-            except (ConnectionError, ValueError) as error:
-                raise ConfigError(f"no Ray cluster answers at {self._options.address!r}: {error}") from error
-        try:
-            with self._modules_by_value():
-                return self._run(groups)
-        finally:
-            if not was_joined:
-                ray.shutdown()
-
-    def _modules_by_value(self) -> ExitStack:
-        """Until the stack closes, pickle by value the user's modules that the transform uses: workers may not have them."""
-        stack = ExitStack()
-        recipe, pickler = self._setup.recipe, self._ray.cloudpickle
+        recipe = self._setup.recipe
         transform = recipe.transform if isinstance(recipe, EntriesRecipe) else None
-        for module in modules_of(transform) if transform is not None else ():
-            if module.__name__ != "__main__":
-                pickler.register_pickle_by_value(module)
-                stack.callback(pickler.unregister_pickle_by_value, module)
-        return stack
-
-    def _run(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
-        task = self._ray.remote(num_cpus=1, max_retries=RETRIES_MAX, scheduling_strategy="SPREAD")(_write_group)
-        setup = self._ray.put(self._setup)
-        waiting = list(reversed(groups))
-        try:
-            while waiting or self._running:
-                while waiting and len(self._running) < self._tasks_max():
-                    group = waiting.pop()
-                    ref = task.remote(setup, group, self._options.memory_bytes_max, self._options.verify)
-                    self._running[ref] = group
-                (ref,), _ = self._ray.wait(list(self._running), num_returns=1)
-                self._take(self._result(ref))
-                del self._running[ref]
-        except BaseException:
-            self._cancel()
-            raise
+        self._tasks.run(
+            _write_group,
+            groups,
+            setup=_TaskSetup(self._setup, self._options.memory_bytes_max, self._options.verify),
+            taken=self._take,
+            describe=lambda group: f"shard {group[0].name!r}",
+            modules=modules_of(transform) if transform is not None else (),
+        )
         return self._rows
 
-    def _tasks_max(self) -> int:
-        if self._options.jobs is not None:
-            return self._options.jobs
-        return max(1, WAITING_PER_CPU * int(self._ray.cluster_resources().get("CPU", 1)))
-
-    def _result(self, ref: Any) -> _TaskResult:
-        try:
-            result: _TaskResult = self._ray.get(ref)
-        except self._ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            raise cause if isinstance(cause, PenstockError) else error from None
-        except self._ray.exceptions.RayError as error:
-            name = self._running[ref][0].name
-            raise WorkerDiedError(f"shard {name!r} was given up: {type(error).__name__}: {error}") from error
-        return result
-
-    def _take(self, result: _TaskResult) -> None:
+    def _take(self, group: ShardGroup, result: _TaskResult) -> None:
+        del group
         self._listener.progressed(result.samples_count, result.source_bytes)
         for row in result.rows:
             self._rows[row.key] = row
@@ -138,18 +211,10 @@ class RayWorkerPool:
             if self._options.verify:
                 self._listener.verified(row)
 
-    def _cancel(self) -> None:
-        """Have the running tasks drop the shards that they have open."""
-        refs = list(self._running)
-        with suppress(self._ray.exceptions.RayError):
-            for ref in refs:
-                self._ray.cancel(ref, recursive=False)
-            if refs:
-                self._ray.wait(refs, num_returns=len(refs), timeout=CANCEL_S_MAX)
 
-
-def _write_group(setup: WorkerSetup, group: ShardGroup, memory_bytes_max: int | None, verify: bool) -> _TaskResult:
+def _write_group(task: _TaskSetup, group: ShardGroup) -> _TaskResult:
     """Write one group of shards; this runs as a Ray task, on any machine of the cluster."""
+    setup, memory_bytes_max, verify = task
     if memory_bytes_max is not None:
         set_process_budget(memory_shares(memory_bytes_max, 1, setup.recipe.format).reading_bytes)
     samples_count = source_bytes = 0

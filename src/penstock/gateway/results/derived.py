@@ -48,9 +48,18 @@ _NAMESPACE = ""  # of a cache directory; a bucket has its prefix
 UPLOADS_PREFIX = "uploads/"
 """Prefix of the notes about multipart uploads."""
 
-KeepOutcome = Literal["stored", "present", "gone", "failed"]
-"""What became of a result that was to be stored: it is stored now, or was there already; a block of it is gone from the
-cache, or the bucket did not take it."""
+
+class Kept(NamedTuple):
+    """What became of a result that was to be stored.
+
+    Attributes:
+        outcome: ``stored``; ``present`` if it was there already; ``gone`` if a block of it is not in the cache any more;
+            ``failed`` if the bucket did not take it.
+        error: Why it failed.
+    """
+
+    outcome: Literal["stored", "present", "gone", "failed"]
+    error: str = ""
 
 
 class DerivedKeys(NamedTuple):
@@ -176,7 +185,7 @@ class DerivedResults:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> KeepOutcome:
+    async def keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> Kept:
         """Store a result that is complete.
 
         Args:
@@ -188,19 +197,19 @@ class DerivedResults:
 
         Cost: three requests, or a multipart upload and four more.
         """
-        outcome: KeepOutcome = "failed"
         try:
-            outcome = await self._on_thread(self._keep, record, blocks)
+            kept = await self._on_thread(self._keep, record, blocks)
         except PenstockError as error:
             log.warning("The result of %r was not stored in the bucket of results: %s", record.key, error)
-        self._metrics.add("penstock_gateway_derived_stores_total", outcome=outcome)
-        return outcome
+            kept = Kept("failed", str(error))
+        self._metrics.add("penstock_gateway_derived_stores_total", outcome=kept.outcome)
+        return kept
 
-    def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> KeepOutcome:
+    def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> Kept:
         keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
         with suppress(ObjectMissingError):
             self.store.stat(keys.record)
-            return "present"
+            return Kept("present")
         key = keys.data(record.run)
         note = UPLOADS_PREFIX + key.rpartition("/")[2]
         writer = self.store.writer(key)
@@ -210,7 +219,7 @@ class DerivedResults:
                 block = None if self._closed else blocks(index)
                 if block is None:
                     writer.abort()
-                    return "gone"
+                    return Kept("gone")
                 writer.write(block)
                 is_noted = is_noted or self._note_upload(note, key, writer)
             writer.close()
@@ -224,8 +233,8 @@ class DerivedResults:
             self.store.write(keys.record, record.encode(), if_absent=True)
         except ObjectExistsError:
             self.store.delete(key)
-            return "present"
-        return "stored"
+            return Kept("present")
+        return Kept("stored")
 
     def _note_upload(self, note: str, key: str, writer: Writer) -> bool:
         """Write down that an upload is in progress; False if there is none yet."""

@@ -13,7 +13,7 @@ from penstock.errors import ClosedError
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.results.config import ResultsConfig
 from penstock.gateway.results.context import ResultsContext
-from penstock.gateway.results.derived import DerivedProducer, DerivedResults, was_copied
+from penstock.gateway.results.derived import DerivedProducer, DerivedResults, Kept, was_copied
 from penstock.gateway.results.held import HeldResults
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.shared_result import SharedResult
@@ -21,7 +21,6 @@ from penstock.gateway.results.shared_result import SharedResult
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from penstock.gateway.results.derived import KeepOutcome
     from penstock.gateway.results.plan import ResultPlan
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.storage import ResultStorage
@@ -57,7 +56,7 @@ class Results:
         metrics = metrics or Metrics()
         self._context = ResultsContext(storage, config=self.config, metrics=metrics)
         self._derived = DerivedResults(derived_store, metrics=metrics) if derived_store is not None else None
-        self._uploads: dict[ResultName, asyncio.Task[KeepOutcome]] = {}
+        self._uploads: dict[ResultName, asyncio.Task[Kept]] = {}
         self._shared: weakref.WeakValueDictionary[ResultName, SharedResult] = weakref.WeakValueDictionary()
         self._alone: set[SharedResult] = set()  # nobody in this process reads them, but they are being produced
         self._unkept: OrderedDict[ResultName, SharedResult] = OrderedDict()
@@ -171,7 +170,7 @@ class Results:
             return
         self._upload(self._derived, record)
 
-    def _upload(self, derived: DerivedResults, record: ResultRecord) -> asyncio.Task[KeepOutcome]:
+    def _upload(self, derived: DerivedResults, record: ResultRecord) -> asyncio.Task[Kept]:
         """Begin to store a result in the bucket of results, unless that has begun."""
         name = ResultName(record.scope, record.key, record.etag)
         found = self._uploads.get(name)
@@ -186,9 +185,9 @@ class Results:
         """Whether the bucket of results has a result. Cost: one request."""
         return self._derived is not None and await self._derived.find(name) is not None
 
-    async def ensure_derived(self, record: ResultRecord) -> KeepOutcome:
+    async def ensure_derived(self, record: ResultRecord) -> Kept:
         """Store a complete result in the bucket of results unless it is there, and return what became of it."""
-        return "failed" if self._derived is None else await self._upload(self._derived, record)
+        return Kept("failed") if self._derived is None else await self._upload(self._derived, record)
 
     async def check_derived(self) -> None:
         """Make sure that the bucket of results, if there is one, answers.

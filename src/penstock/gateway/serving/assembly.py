@@ -47,6 +47,7 @@ class Assembly:
     Attributes:
         buckets: The table of all buckets, once ``start`` has returned.
         transforms: The transforms by name of their access points.
+        sources: The untransformed buckets by name of their access points.
         transformed: The buckets of results by name of their access points.
         results: The results that these buckets share; None if there is no transform.
     """
@@ -63,6 +64,7 @@ class Assembly:
         self._internal: InternalFront | None = None
         self._webhooks: WebhookService | None = None
         self.transforms: dict[str, Transform] = {}
+        self.sources: dict[str, UpstreamBucket] = {}
         self.transformed: dict[str, TransformedBucket] = {}
         self.results: Results | None = None
 
@@ -73,7 +75,7 @@ class Assembly:
             ConfigError: A part cannot be made of the configuration; what was opened before is closed by ``close``.
         """
         config = self._config
-        sources: dict[str, UpstreamBucket] = {}
+        sources = self.sources
         for point in config.access_points:
             store = open_store(point, config)
             self._stores.append(store)

@@ -278,6 +278,7 @@ class WorkerTransform:
             source.key,
             text,
             request.request_id,
+            extra={"request_id": request.request_id},
         )
 
     async def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Making results ahead: ``penstock gateway fill``."""
