@@ -102,7 +102,7 @@ class Samples:
     def bytes(self) -> int:
         return sum(len(self.image(label)) for label in self.labels)
 
-    def write_tars(self, folder: Path, counts: list[int], image: str) -> None:
+    def write_tars(self, folder: Path, counts: list[int], image: str, *, label_text: bytes = b"%d") -> None:
         """Write a tar for each of `counts`, with pairs (`image`, cls), as tarfile and webdataset do."""
         folder.mkdir(parents=True)
         for number, count in enumerate(counts):
@@ -110,7 +110,7 @@ class Samples:
             with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
                 for _ in range(count):
                     label = len(self.labels)
-                    for suffix, value in ((image, self.image(label)), ("cls", b"%d" % label)):
+                    for suffix, value in ((image, self.image(label)), ("cls", label_text % label)):
                         member = tarfile.TarInfo(f"{label:08d}.{suffix}")
                         member.size = len(value)
                         archive.addfile(member, io.BytesIO(value))

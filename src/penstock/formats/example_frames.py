@@ -19,10 +19,12 @@ from penstock.formats.tfrecord_columns import masked_crcs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.types import Buffer
 
-_Part: TypeAlias = "bytes | Sequence[Any]"
-# What all records have in common, or one piece of bytes for each record.
+_Part: TypeAlias = "bytes | Sequence[Any] | NDArray[np.uint8]"
+# What all records have in common, or one piece of bytes for each record: a list, or the rows of an array.
 
 _FOOT_BYTES = 4
 
@@ -46,11 +48,12 @@ class ExampleFramer:
         self._numbers: dict[str, dict[int, bytes]] = {name: {} for name in names}  # whole features by their number
         self._starts: dict[int, tuple[bytes, bytes]] = {}  # size of all features -> heads of the record and its content
 
-    def frame(self, columns: Mapping[str, Sequence[Any]]) -> Buffer:
+    def frame(self, columns: Mapping[str, Sequence[Any] | NDArray[np.uint8]]) -> Buffer:
         """Return the records of samples.
 
         Args:
-            columns: For each name, the values of all samples: all bytes (uint8[length]), or all numbers.
+            columns: For each name, the values of all samples: all bytes (uint8[length]), all numbers, or an array whose rows
+                are the values, uint8[N, length].
 
         Raises:
             ConfigError: A value has a type that an Example cannot represent.
@@ -65,7 +68,7 @@ class ExampleFramer:
         starts = [
             self._starts.get(size) or self._start(size) for size in sum(lengths, np.zeros(count, np.int64)).tolist()
         ]
-        joined = [repeat(part, count) if isinstance(part, bytes) else part for part in _merged(parts)]
+        joined = [repeat(part, count) if isinstance(part, bytes) else _listed(part) for part in _merged(parts)]
         records = list(map(b"".join, zip([start[1] for start in starts], *joined, strict=True)))
         crcs = np.fromiter(map(crc32c, records), np.uint32, count)
         feet = masked_crcs(crcs).astype("<u4").view("V4").tolist()
@@ -81,6 +84,8 @@ class ExampleFramer:
         for part, length in zip(placed, [len(outer) + len(inner), *lengths], strict=True):
             if isinstance(part, bytes):
                 out[:, at : at + length] = np.frombuffer(part, np.uint8)
+            elif isinstance(part, np.ndarray):
+                out[:, at : at + length] = part
             else:
                 out[:, at : at + length] = np.frombuffer(b"".join(part), np.uint8).reshape(count, length)
             at += length
@@ -91,8 +96,10 @@ class ExampleFramer:
         out[:, at:] = masked_crcs(crcs).astype("<u4")[:, None].view(np.uint8)
         return view
 
-    def _parts(self, name: str, values: Sequence[Any], heads: dict[int, bytes]) -> list[_Part]:
+    def _parts(self, name: str, values: Sequence[Any] | NDArray[np.uint8], heads: dict[int, bytes]) -> list[_Part]:
         """Return the parts that a column of values becomes: heads and values, or both in one."""
+        if isinstance(values, np.ndarray):
+            return [heads.get(values.shape[1]) or self._learn(name, values[0].tobytes(), heads), values]
         if isinstance(values[0], int | float):
             known = self._numbers[name]
             if float in set(map(type, values)):  # 1.0 equals 1, and 0.0 equals -0.0, but their bytes differ
@@ -129,9 +136,15 @@ def _lengths(part: _Part, count: int) -> Any:
     """Return the lengths of a part in all records: one number if they are equal, otherwise int64[count]."""
     if isinstance(part, bytes):
         return len(part)
+    if isinstance(part, np.ndarray):
+        return part.shape[1]
     found = np.fromiter(map(len, part), np.int64, count)
     first = int(found[0])
     return first if (found == first).all() else found
+
+
+def _listed(part: Sequence[Any] | NDArray[np.uint8]) -> Sequence[Any]:
+    return list(map(bytes, part)) if isinstance(part, np.ndarray) else part
 
 
 def _constant(entries: list[bytes]) -> _Part:

@@ -3,6 +3,7 @@
 from penstock.images.codecs import Picture, mask_pixels, open_picture, rgb_pixels
 from penstock.images.geometry import Box, Size, centre_box, random_box, shrink_factor
 from penstock.images.regions import write_mask, write_region
+from penstock.images.strips import rgb_pixels_of_many
 
 __all__ = [
     "Box",
@@ -13,6 +14,7 @@ __all__ = [
     "open_picture",
     "random_box",
     "rgb_pixels",
+    "rgb_pixels_of_many",
     "shrink_factor",
     "write_mask",
     "write_region",

@@ -56,9 +56,9 @@ _PNG_BITS = {
 }
 
 
-_PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _SMALL_PNG_START = _PNG + b"\0\0\0\rIHDR"
-_SMALL_PNG_FRAME_BYTES = 57  # of a PNG with header, one chunk of pixels and end
+PNG_FRAME_BYTES = 57  # of a PNG with header, one chunk of pixels and end
 _UNPACK_SMALL_PNG = struct.Struct(">16sIIB8xI4s").unpack_from
 
 
@@ -119,7 +119,7 @@ def rgb_pixels(data: memoryview) -> NDArray[np.uint8]:
         ValueError, OSError: As for ``open_picture`` and ``pixels``.
     """
     size = _small_png_size(data)
-    pixels = None if size is None else _by_opencv(data, size)
+    pixels = None if size is None else decode_by_opencv(data, size)
     return open_picture(data).pixels("RGB") if pixels is None else pixels
 
 
@@ -209,7 +209,7 @@ class _Png(_Other):
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         # OpenCV weights the colours of grey pictures differently
-        pixels = _by_opencv(self._data, self.size) if mode == "RGB" and _is_plain_png(self._data) else None
+        pixels = decode_by_opencv(self._data, self.size) if mode == "RGB" and _is_plain_png(self._data) else None
         return super().pixels(mode) if pixels is None else pixels
 
 
@@ -221,7 +221,7 @@ class _Still(Picture):
         self.size = _checked(size)
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        pixels = _by_opencv(self._data, self.size) if mode == "RGB" else None
+        pixels = decode_by_opencv(self._data, self.size) if mode == "RGB" else None
         return _Other(self._data).pixels(mode) if pixels is None else pixels
 
 
@@ -264,11 +264,11 @@ def _bare_png_size(data: memoryview) -> Size | None:
 
 def _small_png_size(data: memoryview) -> Size | None:
     """Return the size of a PNG with one chunk of pixels and no others, as nearly all small ones are, in 1 µs; else None."""
-    if len(data) <= _SMALL_PNG_FRAME_BYTES:
+    if len(data) <= PNG_FRAME_BYTES:
         return None
     start, width, height, bits, length, first = _UNPACK_SMALL_PNG(data)
-    is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + _SMALL_PNG_FRAME_BYTES == len(data)
-    if not is_small or bits > 8 or data[-12:] != _PNG_END:
+    is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + PNG_FRAME_BYTES == len(data)
+    if not is_small or bits > 8 or data[-12:] != PNG_END:
         return None
     pixels_count = height * width
     return Size(height, width) if 0 < pixels_count <= min(PIXELS_MAX, _PNG_GROWTH_MAX * len(data)) else None
@@ -338,7 +338,7 @@ def _opencv() -> Any:
     return cv2, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 
-def _by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
+def decode_by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
     """Decode to uint8[H, W, 3] by OpenCV; None if it rejects the picture."""
     cv2, flags = _opencv()
     try:

@@ -52,3 +52,11 @@ def test_a_value_that_no_example_holds() -> None:
     """A number beyond 64 bits is refused by name, as by the writer."""
     with pytest.raises(ConfigError, match="'x' cannot be a feature"):
         ExampleFramer(("x",)).frame({"x": [1, 2**63]})
+
+
+@pytest.mark.parametrize("labels", [[7, 7, 7], [1, -1, 2]], ids=["alike", "of_several_lengths"])
+def test_rows_of_an_array(labels: list[int]) -> None:
+    """The rows of an array are framed as values of bytes, whether or not the records have one length."""
+    rows = np.random.default_rng(0).integers(0, 256, (3, 200), np.uint8)
+    framed = ExampleFramer(("image", "label")).frame({"image": rows, "label": labels})
+    assert framed == _one_by_one({"image": list(map(bytes, rows)), "label": labels})

@@ -21,7 +21,7 @@ from penstock.gateway.transforms.builtin.streams import (
     samples_in,
     singly,
 )
-from penstock.images import rgb_pixels
+from penstock.images import rgb_pixels, rgb_pixels_of_many
 from penstock.pack.fields import as_bytes, cast_value, oriented, parse_fields, pixels_of, select_fields
 from penstock.pack.sample_conversion import convert_sample
 
@@ -37,6 +37,9 @@ KEY = "__key__"
 
 _BATCH_BYTES = 256 * KIB
 """Samples in columns that are written together: as much as stays in the processor's cache, so that no page is touched anew."""
+
+_PICTURES_BATCH_BYTES = MIB
+"""The same of samples whose pictures are decoded: their pixels are copied once less."""
 
 _PIXELS_BYTES_MAX = 16 * MIB
 """Decoded pixels that are held of samples in columns; with more, they are written one by one."""
@@ -114,7 +117,9 @@ class _ExampleConversion:
         if not isinstance(samples, Samples):
             yield from self._convert_some(samples)
             return
-        count = min(max(_BATCH_BYTES * len(samples) // (sum(samples.columns[2]) + 1), 16), 1024)
+        decodes = any(spec.type == "pixels" for spec in self._specs or ())
+        batch_bytes = _PICTURES_BATCH_BYTES if decodes else _BATCH_BYTES
+        count = min(max(batch_bytes * len(samples) // (sum(samples.columns[2]) + 1), 16), 1024)
         for at in range(0, len(samples), count):
             yield from self._convert_some(samples[at : at + count])
 
@@ -158,12 +163,12 @@ class _ExampleConversion:
             taken[self._key] = check_key(plain_key(sample.key))
         return taken
 
-    def _columns(self, samples: Samples) -> dict[str, Sequence[Any]] | None:
+    def _columns(self, samples: Samples) -> dict[str, Any] | None:
         """Return the features of samples in columns; None if they must be written one by one."""
         stored = dict(zip(samples.names, samples.columns[3:], strict=True))
         if samples.names == ("record",) or self._key in stored or self._has_large_pictures:
             return None
-        columns: dict[str, Sequence[Any]] = {}
+        columns: dict[str, Any] = {}
         if self._specs is None:
             columns.update(stored)
         for spec in self._specs or ():
@@ -187,7 +192,7 @@ class _ExampleConversion:
         return columns
 
 
-def _column(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> dict[str, Sequence[Any]] | None:
+def _column(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> dict[str, Any] | None:
     """Return the features that a column of members becomes, by name; None if they would take too much memory."""
     if spec.type == "pixels":
         found = _pixel_columns(spec, values, keys)
@@ -198,11 +203,15 @@ def _column(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> di
     return {spec.field: values}
 
 
-def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> list[list[Any]] | None:
-    """Return the pixels of pictures, their heights, widths and channels: as ``pixels_of``, in 3 µs less for each.
+def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> list[Any] | None:
+    """Return the pixels of pictures, their heights, widths and channels: as ``pixels_of``, in less time for each.
 
     Returns None if they take more than ``_PIXELS_BYTES_MAX``: a picture of one colour may grow a thousandfold.
     """
+    alike = rgb_pixels_of_many(values)
+    if alike is not None and alike.nbytes <= _PIXELS_BYTES_MAX:
+        count, *shape = alike.shape
+        return [alike.reshape(count, -1), *([length] * count for length in shape)]
     pixels, shapes, size_bytes = [], [], 0
     for value, key in zip(values, keys, strict=True):
         try:

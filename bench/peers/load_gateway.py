@@ -1,0 +1,107 @@
+"""TensorFlow with samples from a bucket: tars by ``tarfile`` and Pillow, or TFRecords by ``penstock.tensorflow``."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import _loading
+from _driver import ACCESS_KEY, REGION, SECRET_KEY
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+class GatewayReader(_loading.Plain):
+    """`way` is ``direct`` (the tars themselves) or ``records``; a job names the endpoint and the keys."""
+
+    packages = ("tensorflow-cpu", "penstock")
+
+    def __init__(self, *, url: str, bucket: str, way: str) -> None:
+        self.url, self.bucket, self.way = url, bucket, way
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        """Every sample once: pixels and labels in batches."""
+        dataset = self._direct(job) if self.way == "direct" else self._records(job)
+        for pixels, labels in dataset:
+            yield (_Images(pixels) if self.way == "direct" else _Strings(pixels, job["check"])), labels.numpy()
+
+    def _direct(self, job: dict[str, Any]) -> Any:
+        import tensorflow as tf
+
+        signature = tf.TensorSpec((32, 32, 3), tf.uint8), tf.TensorSpec((), tf.int64)
+        samples = tf.data.Dataset.from_generator(lambda: self._samples(job), output_signature=signature)
+        return samples.batch(job["batch"]).prefetch(4)
+
+    def _samples(self, job: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+        import numpy as np
+        from PIL import Image
+
+        host = urlsplit(job.get("url") or self.url).netloc
+        for key in job["keys"]:
+            connection = http.client.HTTPConnection(host)
+            connection.request("GET", f"/{self.bucket}/{key}")
+            with tarfile.open(fileobj=connection.getresponse(), mode="r|") as archive:
+                for member in archive:
+                    data = archive.extractfile(member).read()
+                    if member.name.endswith(".png"):
+                        pixels = np.asarray(Image.open(io.BytesIO(data)))
+                    else:
+                        yield pixels, int(data.strip(b"[]"))
+            connection.close()
+
+    def _records(self, job: dict[str, Any]) -> Any:
+        import tensorflow as tf
+
+        import penstock as ps
+        import penstock.tensorflow
+
+        shards = ps.shards(
+            f"s3://{self.bucket}/{job['prefix']}", format="tfrecord-raw", endpoint_url=job.get("url") or self.url,
+            region=REGION, credentials=ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY),
+        )  # fmt: skip
+        features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+        def parse(batch: Any) -> Any:
+            found = tf.io.parse_example(batch["record"], features)
+            return found["image"], found["label"]
+
+        return ps.tensorflow.dataset(shards.batch(job["batch"])).map(parse, num_parallel_calls=2)
+
+
+class _Images:
+    """A tensor of images: counted as arrays of bytes, which ``_loading`` takes for undecoded samples."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.images = tensor.numpy()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (memoryview(image).cast("B") for image in self.images)
+
+
+class _Strings:
+    """A tensor of strings: without `check` only its lengths are looked at."""
+
+    def __init__(self, tensor: Any, check: bool) -> None:
+        import tensorflow as tf
+
+        self.tensor, self.lengths = tensor, None if check else tf.strings.length(tensor).numpy()
+
+    def __len__(self) -> int:
+        return int(self.tensor.shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.lengths is None:
+            return iter(self.tensor.numpy().tolist())
+        return (range(length) for length in self.lengths.tolist())
+
+
+if __name__ == "__main__":
+    _loading.serve(GatewayReader)
