@@ -43,8 +43,15 @@ class Gateway:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(number) for number in children.split()]
 
-    def get(self, path: str, *, context: ssl.SSLContext | None = None, headers: dict[str, str] | None = None) -> bytes:
-        request = urllib.request.Request(self.url + path, headers=headers or {})
+    def get(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        context: ssl.SSLContext | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        request = urllib.request.Request(self.url + path, headers=headers or {}, method=method)
         with urllib.request.urlopen(request, timeout=WAIT_S, context=context) as answer:
             body: bytes = answer.read()
         return body

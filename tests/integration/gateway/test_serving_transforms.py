@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -196,6 +197,47 @@ def test_an_authors_function_by_a_file(start: Start, folder: Path, client_of: Ca
     finally:
         if gateway.process.poll() is None:
             gateway.kill()
+
+
+HOOKS = """
+    port = 0
+    cache = "cache:100MB"
+    [access_points.made]
+    upstream = "data/"
+    [access_points.hook]
+    upstream = "data/"
+    webhook = {{ url = "{url}/-/webhook/packed", token = "long-token" }}
+    [access_points.packed]
+    upstream = "data/"
+    transform = "gzip"
+    [webhook_service]
+    token = "long-token"
+    source_hosts = ["127.0.0.1"]
+"""
+
+
+def test_a_gateway_is_the_webhook_of_another_one(folder: Path, client_of: Callable[[Gateway], Any]) -> None:
+    """MinIO's dialect on both sides: one gateway calls the other's transform, for a bucket that has none of its own."""
+    gateways = []
+    try:
+        for url in ("http://127.0.0.1:9", ""):
+            (folder / "gateway.toml").write_text(textwrap.dedent(HOOKS).format(url=url or gateways[0].url))
+            gateways.append(Gateway("--config", "gateway.toml", folder=folder))
+        client = client_of(gateways[1])
+        arn = "arn:minio:s3-object-lambda::hook:webhook"
+        client.meta.events.register(
+            "before-sign.s3.GetObject", lambda request, **_: request.params.update(lambdaArn=arn)
+        )
+        data = client.get_object(Bucket="made", Key="words.txt")["Body"].read()
+        assert gzip.decompress(data) == b"some words"
+        assert gateways[0].get("/-/webhook/packed", method="HEAD") == b""
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            gateways[0].get("/-/webhook/packed", method="POST")
+        assert [gateway.stop() for gateway in gateways] == [0, 0]
+    finally:
+        for gateway in gateways:
+            if gateway.process.poll() is None:
+                gateway.kill()
 
 
 SLOW = """

@@ -61,8 +61,8 @@ class Front:
         limits: What one client may cost.
         metrics: Counts requests.
         log: Takes a record of each request; None for no access log.
-        extra_routes: Handlers of paths that are not S3's, by exact path, or by a prefix that ends with a slash. They get
-            aiohttp's request, unverified.
+        extra_routes: Handlers of paths that are not S3's, by exact path, or by a prefix that ends with a slash; the longest
+            one counts. They get aiohttp's request, unverified.
         domain: Domain whose subdomains are bucket names, beside ``localhost``.
         region: Region that the gateway says it is in.
         cors_origins: Origins whose web pages may use the gateway; ``*`` for all.
@@ -201,12 +201,10 @@ class Front:
 
     def _route(self, raw_path: str) -> Route | None:
         path, _ = path_and_query(raw_path)
-        route = self._routes.get(path)
-        if route is None:
-            for prefix, found in self._routes.items():
-                if prefix.endswith("/") and path.startswith(prefix):
-                    return found
-        return route
+        if (route := self._routes.get(path)) is not None:
+            return route
+        prefixes = [prefix for prefix in self._routes if prefix.endswith("/") and path.startswith(prefix)]
+        return self._routes[max(prefixes, key=len)] if prefixes else None
 
     async def _answer(self, exchange: ClientExchange) -> None:
         request = exchange.request

@@ -105,7 +105,7 @@ class Assembly:
             bucket = TransformedBucket(point, source, transform=transform, results=results, links=links)
             self.transformed[point.name] = bucket
             self._points[point.name] = _with_actions(point, bucket, source=source, transform=transform, links=links)
-        await internal.start({point.name: sources[point.name] for point in points})
+        await internal.start(sources)  # also those without a transform: a request may name a webhook for them
         await asyncio.gather(*(transform.start() for transform in self.transforms.values()))
         await asyncio.gather(*(asyncio.to_thread(_find_credentials, sources[point.name].store) for point in points))
         if self._config.webhook_service.token:
