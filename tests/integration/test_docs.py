@@ -1,11 +1,19 @@
-"""The documentation's examples run: every block after ``<!-- runs -->``, page by page, against a real S3 server."""
+"""The documentation's examples run, page by page and in order, against a real S3 server.
+
+A block after ``<!-- runs -->`` is run. One after ``<!-- file: NAME -->`` is written to a file first, and one after
+``<!-- serves -->`` starts a server, which says that it is serving and runs until the end of the page.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,13 +30,15 @@ PAGES = [
     Path("docs/concepts/processes.md"),
     *(path.relative_to(ROOT) for path in sorted((ROOT / "docs/guides").glob("*.md"))),
 ]
-BLOCK = re.compile(r"^<!-- runs -->\n+```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^<!-- (runs|serves|file: [\w.-]+) -->\n+```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+START_S_MAX = 60.0
 SAMPLES = 64  # that the start page writes
 
 
 class Block(NamedTuple):
-    """One example: its language, its text, and the line of the page that it begins at."""
+    """One example: what is done with it, its language, its text, and the line of the page that it begins at."""
 
+    use: str
     language: str
     text: str
     line: int
@@ -39,36 +49,61 @@ def blocks_of(page: Path) -> list[Block]:
     text = (ROOT / page).read_text()
     joined: list[Block] = []
     for match in BLOCK.finditer(text):
-        language, body = match[1], match[2]
-        line = text.count("\n", 0, match.start(2))
-        if joined and joined[-1].language == language:
+        use, language, body = match.groups()
+        line = text.count("\n", 0, match.start(3))
+        if joined and (joined[-1].use, joined[-1].language) == (use, language) == ("runs", language):
             before = joined[-1]
             padding = "\n" * (line - before.line - before.text.count("\n"))  # tracebacks name the page's line
             joined[-1] = before._replace(text=before.text + padding + body)
         else:
-            joined.append(Block(language, body, line))
+            joined.append(Block(use, language, body, line))
     return joined
 
 
 def run(blocks: list[Block], folder: Path, environment: dict[str, str]) -> None:
     """Run a page's blocks in order: Python in one process after another that keeps the imports, shell by bash."""
     imports = ""
-    for block in blocks:
-        if block.language == "python":
-            command = [
-                sys.executable,
-                "-W",
-                "error",
-                "-c",
-                imports + "\n" * max(0, block.line - imports.count("\n")) + block.text,
-            ]
-            imports += "".join(re.findall(r"^(?:import|from) .*\n", block.text, re.MULTILINE))
-        else:
-            command = ["bash", "-euo", "pipefail", "-c", block.text]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    with contextlib.ExitStack() as servers:
+        for block in blocks:
+            if block.use == "serves":
+                servers.enter_context(serving(block.text, folder, environment))
+                continue
+            if block.use.startswith("file: "):
+                (folder / block.use.removeprefix("file: ")).write_text(block.text)
+                continue
+            if block.language == "python":
+                padding = "\n" * max(0, block.line - imports.count("\n"))
+                command = [sys.executable, "-W", "error", "-c", imports + padding + block.text]
+                imports += "".join(re.findall(r"^(?:import|from) .*\n", block.text, re.MULTILINE))
+            else:
+                command = ["bash", "-euo", "pipefail", "-c", block.text]
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+
+
+@contextlib.contextmanager
+def serving(command: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Run a command that starts a server; it must get ready, and end without an error when it is asked to."""
+    log = folder / f"served-{len(list(folder.glob('served-*')))}.log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, stderr=stderr
         )
-        assert done.returncode == 0, f"{block.text}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    try:
+        deadline_s = time.monotonic() + START_S_MAX
+        while "serving" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        assert process.poll() is None, f"{command}\n{log.read_text()[-3000:]}"
+        yield
+        process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM), f"{command}\n{log.read_text()[-3000:]}"
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="session")
