@@ -20,6 +20,7 @@ from PIL import Image
 
 import penstock as ps
 from gateways import ACCESS_KEY, REGION, SECRET_KEY, RunningGateway
+from pages import programs_of
 from penstock.testing.ministack import Ministack
 
 ROOT = Path(__file__).parents[3]
@@ -202,3 +203,21 @@ def test_penstock_reads_and_parses(converted: RunningGateway) -> None:
     shards = ps.shards(f"s3://{BUCKET}/", format="tfrecord-raw", **connection(converted))
     data = ps.tensorflow.dataset(shards.batch(16)).map(lambda batch: batch["record"])
     assert labels_and_sums(parsed(data)) == expected()
+
+
+def test_the_guide(start: Callable[..., RunningGateway]) -> None:
+    """The guide's program reads TFRecords that the gateway makes of tars."""
+    gateway = start("digits", "--name", "train", "--transform", "tar2tfrecord(image=png,label=cls:int)")
+    program = programs_of(ROOT / "docs/guides/write-a-transform.md", "tensorflow")[-1]
+    assert "tf.io.parse_example" in program
+    program = program.replace("http://127.0.0.1:9014", gateway.url)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=gateway.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("(16,)") == 2
