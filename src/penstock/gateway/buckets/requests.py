@@ -1,11 +1,11 @@
-"""What requests that write say in their headers and queries: sources of copies, conditions, tags. Pure."""
+"""What requests that write say in their headers and queries: ranges of copies, conditions, tags. Pure."""
 
 from __future__ import annotations
 
 import re
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange
@@ -15,46 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.objects import RequestBody
 
-_ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accesspoint[/:]([^/]+)/object/(.+)", re.DOTALL)
 _TAGS_MAX = 10
-
-
-class CopySource(NamedTuple):
-    """What ``x-amz-copy-source`` names.
-
-    Attributes:
-        bucket: Name of a bucket or access point.
-        key: Key in it.
-    """
-
-    bucket: str
-    key: str
-
-
-def copy_source(headers: Mapping[str, str]) -> CopySource:
-    """Return the source of a copy.
-
-    Raises:
-        S3Error: The header names no object, or a version other than the current one.
-    """
-    text, mark, version = headers["x-amz-copy-source"].partition("?versionId=")
-    if mark and version not in ("", "null"):
-        raise version_missing(version)
-    try:
-        text = unquote(text, errors="strict").removeprefix("/")
-    except UnicodeDecodeError as error:
-        raise _bad_source() from error
-    point = _ACCESS_POINT.fullmatch(text)
-    bucket, _, key = (point[1], "/", point[2]) if point else text.partition("/")
-    if not bucket or not key:
-        raise _bad_source()
-    return CopySource(bucket, key)
-
-
-def _bad_source() -> S3Error:
-    return invalid_argument(
-        "x-amz-copy-source", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
-    )
 
 
 def copied_span(headers: Mapping[str, str], size_bytes: int) -> ByteRange:

@@ -14,13 +14,13 @@ from penstock.gateway.buckets.object_headers import object_headers
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
     copied_span,
-    copy_source,
     invalid_argument,
     not_implemented,
     read_document,
 )
 from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.buckets.subresources import default_setting, setting_named
+from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import Answer, S3Error
 from penstock.redaction import public_url
 from penstock.types import (

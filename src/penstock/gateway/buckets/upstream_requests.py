@@ -13,7 +13,8 @@ from xml.sax.saxutils import unescape
 
 from penstock.gateway.buckets.documents import escaped, url_encoded
 from penstock.gateway.buckets.object_headers import refuse_shared_access
-from penstock.gateway.buckets.requests import copy_source, not_implemented
+from penstock.gateway.buckets.requests import not_implemented
+from penstock.gateway.copy_sources import copy_source
 from penstock.redaction import public_url
 from penstock.store.s3_requests import encoded_key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.http.addressing import decoded, path_and_query
+from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
 from penstock.gateway.http.list_queries import ListQuery
 from penstock.gateway.http.object_answers import answer_get, answer_head
@@ -174,10 +174,9 @@ class Service:
 
     def _check_copy_source(self, request: GatewayRequest) -> None:
         """Refuse a copy of an object in a bucket that the caller may not use."""
-        source = request.headers.get("x-amz-copy-source")
-        if source is None:
+        if "x-amz-copy-source" not in request.headers:
             return
-        name = decoded(path_and_query(source)[0], "source of the copy").lstrip("/").partition("/")[0]
+        name = copy_source(request.headers).bucket
         if not self._authenticator.may_use(request.caller, name):
             raise _denied()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.gateway.buckets.directory.files import BucketFiles
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.writing import STEP_BYTES, HashingFile
-from penstock.gateway.buckets.requests import copy_source
+from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import S3Error
 from penstock.store.tree import info_of
 from penstock.types import ByteRange

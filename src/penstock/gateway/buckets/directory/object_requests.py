@@ -23,7 +23,6 @@ from penstock.gateway.buckets.requests import (
     check_copy_conditions,
     check_write_conditions,
     checked_tags,
-    copy_source,
     invalid_argument,
     matches_etag,
     number_in,
@@ -32,6 +31,7 @@ from penstock.gateway.buckets.requests import (
     tags_in_header,
     version_missing,
 )
+from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import Answer, S3Error
 
 if TYPE_CHECKING:
