@@ -47,21 +47,22 @@ class Gateway:
     """A ``penstock gateway`` in a process of its own.
 
     Args:
-        upstream: URL of the origin.
+        upstream: URL of the origin; None if the flags say what is served.
         flags: Further options of the command.
         keys: Whether requests must be signed.
     """
 
-    def __init__(self, upstream: str, *flags: str, keys: bool = False) -> None:
+    def __init__(self, upstream: str | None, *flags: str, keys: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir="/dev/shm"))
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         environment |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
         if keys:
             environment["PENSTOCK_GATEWAY_KEYS"] = f"{ACCESS_KEY}:{SECRET_KEY}:ro"
         self._log = (self._folder / "log").open("w+")
+        served = [] if upstream is None else ["--upstream", f"s3://{BUCKET}", "--endpoint-url", upstream]
         command = [
-            *ends_with_us("TERM"), sys.executable, "-m", "penstock", "gateway", "--upstream", f"s3://{BUCKET}",
-            "--endpoint-url", upstream, "--cache", f"{self._folder / 'cache'}:32GB", "--metadata-ttl", "3600", "--port", "0",
+            *ends_with_us("TERM"), sys.executable, "-m", "penstock", "gateway", *served,
+            "--cache", f"{self._folder / 'cache'}:32GB", "--metadata-ttl", "3600", "--port", "0",
             *flags,
         ]  # fmt: skip
         self._process = subprocess.Popen(command, env=environment, stderr=self._log)
@@ -93,7 +94,7 @@ class Gateway:
 
 
 @contextmanager
-def gateway(upstream: str, *flags: str, keys: bool = False) -> Iterator[Gateway]:
+def gateway(upstream: str | None, *flags: str, keys: bool = False) -> Iterator[Gateway]:
     process = Gateway(upstream, *flags, keys=keys)
     try:
         yield process
