@@ -19,6 +19,8 @@ from penstock.cli.cp import cp
 from penstock.cli.du import du
 from penstock.cli.gateway import gateway
 from penstock.cli.gateway_fill import fill
+from penstock.cli.gateway_kept import gc
+from penstock.cli.gateway_kept import ls as ls_results
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
@@ -90,6 +92,8 @@ for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, veri
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.add_typer(cache)
 gateway.command()(fill)
+gateway.command("ls")(ls_results)
+gateway.command()(gc)
 app.add_typer(gateway)
 
 

@@ -19,7 +19,7 @@ from penstock.gateway.config import AccessPoint, GatewayConfig
 from penstock.gateway.filling import run as filling
 from penstock.gateway.filling.job import Filled, fill_job
 from penstock.gateway.filling.run import FillOptions, fill
-from penstock.gateway.results.derived import iter_derived
+from penstock.gateway.results.derived import read_derived
 from penstock.store import LocalStore
 
 COUNT = 12
@@ -76,7 +76,7 @@ def derived(tmp_path: Path) -> dict[str, str]:
     """ETags of the results in the bucket by key of their sources."""
     store = LocalStore(tmp_path / "derived")
     try:
-        return {record.key: record.etag for record in iter_derived(store)}
+        return {each.record.key: each.record.etag for each in read_derived(store).results}
     finally:
         store.close()
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SourceLinks,
         Transform,
     )
+    from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
     from penstock.types import ByteRange, ListPage
@@ -139,6 +140,11 @@ class TransformedBucket:
         """Return the key under which clients find the result of a source; None if it is not served."""
         return self._renaming.result_key(source_key)
 
+    def is_current(self, record: ResultRecord, source_etag: str) -> bool:
+        """Whether a request may still find a result, if its source has a certain ETag now; only once the transform started."""
+        identity = self._identity(record.key, source_etag, record.arguments)
+        return record.etag == identity.etag or identity.with_nonce_of(record.etag) is not None
+
     async def share(self, request: GatewayRequest) -> SharedResult:
         """Return the result that a request gets, without beginning to produce it. Only if ``keeps_results``.
 
@@ -224,9 +230,7 @@ class TransformedBucket:
         If the transform is not deterministic and the request names no epoch, it is the result whose ETag the request names,
         else the one that is held, else a new one.
         """
-        if not self._is_deterministic:
-            arguments = {**arguments, **self._epoch(request)}
-        identity = self._identity(source.key, source.head.etag, arguments)
+        identity = self._identity(source.key, source.head.etag, self._identifying(request, arguments))
         base = ResultName(identity.scope, identity.key, identity.etag)
         if self._is_deterministic or self._epoch(request):
             return base
@@ -234,6 +238,10 @@ class TransformedBucket:
         if pinned is not None and await self._results.exists(name := base._replace(etag=pinned.etag)):
             return name
         return await self._results.held.name_for(base, lambda: base._replace(etag=identity.with_new_nonce().etag))
+
+    def _identifying(self, request: GatewayRequest, arguments: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the arguments that are part of a result's identity."""
+        return arguments if self._is_deterministic else {**arguments, **self._epoch(request)}
 
     def _epoch(self, request: GatewayRequest) -> dict[str, str]:
         """Return the epoch and the seed that a request or the configuration names."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -23,13 +24,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from penstock.cache.entry import digest_of
 from penstock.config import MIB
 from penstock.crc import crc32c
-from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError
+from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError, StoreError
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
-from penstock.types import ByteRange
+from penstock.store.waiting import perform
+from penstock.types import AbortMultipart, ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from penstock.gateway.metrics import Metrics
     from penstock.gateway.objects import ResultWriter
@@ -281,17 +283,83 @@ def was_copied(plan: ResultPlan) -> bool:
     return isinstance(plan.produce, DerivedProducer) and plan.produce.has_copied
 
 
-def iter_derived(store: Store) -> Iterator[ResultRecord]:
-    """Iterate over the records of the results in a bucket, for people. Cost: a listing, and one request for each result."""
-    for info in store.list():
-        if info.key.endswith(".json"):
-            with suppress(BadRecordError, ObjectMissingError):
-                yield decode_record(store.read(info.key).data)
+class StoredResult(NamedTuple):
+    """A result in a bucket.
+
+    Attributes:
+        record: What is known about it.
+        stored_s: When it was stored, in seconds since 1970.
+    """
+
+    record: ResultRecord
+    stored_s: float
+
+
+class StoredLeftover(NamedTuple):
+    """What a gateway left behind that was killed while it stored a result.
+
+    Attributes:
+        key: Key of the bytes without a record, of a record that is damaged, or of the note about an upload.
+        size_bytes: Its size.
+        stored_s: When it was stored, in seconds since 1970.
+    """
+
+    key: str
+    size_bytes: int
+    stored_s: float
+
+
+class DerivedContent(NamedTuple):
+    """What a bucket of results holds. Objects that are not of this module are not in it."""
+
+    results: list[StoredResult]
+    leftovers: list[StoredLeftover]
+
+
+def read_derived(store: Store) -> DerivedContent:
+    """Return what a bucket of results holds.
+
+    Raises:
+        StoreError: The bucket cannot be read.
+
+    Cost: a listing, and one request for each result, many at a time.
+    """
+    infos = {info.key: info for info in store.list() if _OWN_KEY.fullmatch(info.key)}
+    known: set[str] = set()
+    results = []
+    keys = [key for key in infos if key.endswith(".json")]
+    for key, blob in zip(keys, store.try_read_many(keys), strict=True):
+        if isinstance(blob, StoreError):
+            if not isinstance(blob, ObjectMissingError):
+                raise blob
+            known.add(key)  # it was removed in the meantime
+            continue
+        with suppress(BadRecordError):
+            record = decode_record(blob.data)
+            results.append(StoredResult(record, infos[key].last_modified_s or 0.0))
+            known |= {key, DerivedKeys.of(ResultName(record.scope, record.key, record.etag)).data(record.run)}
+    left = [info for key, info in infos.items() if key not in known]
+    return DerivedContent(
+        results, [StoredLeftover(info.key, info.size_bytes, info.last_modified_s or 0.0) for info in left]
+    )
+
+
+_OWN_KEY = re.compile(rf"{UPLOADS_PREFIX}[0-9a-f]{{32}}-\w+|[0-9a-f]{{2}}/[0-9a-f]{{32}}(\.json|-\w+)")
 
 
 def remove_derived(store: Store, records: Iterable[ResultRecord]) -> None:
-    """Remove results from a bucket: the record first, so that nobody finds bytes that are missing."""
-    for record in records:
-        keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
-        store.delete(keys.record)
-        store.delete(keys.data(record.run))
+    """Remove results from a bucket: the records first, so that nobody finds bytes that are missing."""
+    keys = [(DerivedKeys.of(ResultName(each.scope, each.key, each.etag)), each.run) for each in records]
+    store.delete([each.record for each, _ in keys])
+    store.delete([each.data(run) for each, run in keys])
+
+
+def remove_leftovers(store: Store, leftovers: Iterable[StoredLeftover]) -> None:
+    """Remove what killed gateways left behind, and drop their uploads."""
+    keys = [each.key for each in leftovers]
+    for key in keys:
+        if key.startswith(UPLOADS_PREFIX):
+            with suppress(StoreError, ValueError, TypeError):  # the upload may be over
+                name, upload_id = json.loads(bytes(store.read(key).data))
+                perform(store, AbortMultipart(name, upload_id))
+    store.delete(keys)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from gateway_support.results import BLOCK_BYTES, FunctionTransform, get, open_results, point_of, request_of, swap_case
-from penstock.errors import ChecksumError, UnavailableError
+from penstock.errors import ChecksumError, StoreError, UnavailableError
 from penstock.gateway.results import derived
-from penstock.gateway.results.derived import iter_derived, remove_derived
+from penstock.gateway.results.derived import read_derived, remove_derived, remove_leftovers
 from penstock.store import LocalStore
 from penstock.types import ByteRange
 
@@ -103,13 +104,44 @@ def test_a_bucket_that_fails_is_not_needed(tmp_path: Path) -> None:
 
 
 def test_derived_results_are_listed_and_removed(tmp_path: Path) -> None:
-    """The records say what the bucket holds, and removing a result removes its bytes."""
+    """The records say what the bucket holds, and removing a result removes its bytes; objects of others are left alone."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    asyncio.run(_read(tmp_path / "1", bucket, FunctionTransform(swap_case)))
+    (bucket / "mine.json").write_text("{}")
+    store = LocalStore(bucket)
+    found = read_derived(store)
+    assert [(each.record.key, each.record.size_bytes, each.record.transform) for each in found.results] == [
+        ("a", len(TEXT), "test")
+    ]
+    assert not found.leftovers
+    remove_derived(store, [each.record for each in found.results])
+    assert [path.name for path in bucket.rglob("*") if path.is_file()] == ["mine.json"]
+    store.close()
+
+
+@pytest.mark.parametrize("left", ["bytes", "record", "note"])
+def test_leftovers_are_found_and_removed(tmp_path: Path, left: str) -> None:
+    """Bytes without a record, a damaged record and the note about an upload are leftovers; the upload is dropped."""
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     asyncio.run(_read(tmp_path / "1", bucket, FunctionTransform(swap_case)))
     store = LocalStore(bucket)
-    records = list(iter_derived(store))
-    assert [(record.key, record.size_bytes, record.transform) for record in records] == [("a", len(TEXT), "test")]
-    remove_derived(store, records)
-    assert not [path for path in bucket.rglob("*") if path.is_file()]
+    (record_path,) = bucket.rglob("*.json")
+    if left == "bytes":
+        record_path.unlink()
+    elif left == "record":
+        record_path.write_bytes(b"{}")
+    else:
+        writer = store.writer(f"{'0' * 2}/{'0' * 32}-run", part_bytes=1 << 20)
+        writer.write(bytes(3 << 20))
+        store.write(f"uploads/{'0' * 32}-run", json.dumps([f"{'0' * 2}/{'0' * 32}-run", writer.upload_id]).encode())
+    found = read_derived(store)
+    assert len(found.leftovers) == {"bytes": 1, "record": 2, "note": 1}[left]
+    remove_leftovers(store, found.leftovers)
+    again = read_derived(store)
+    assert (len(again.results), again.leftovers) == (1 if left == "note" else 0, [])
+    if left == "note":
+        with pytest.raises(StoreError, match="NoSuchUpload"):
+            writer.close()
     store.close()

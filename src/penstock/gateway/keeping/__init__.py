@@ -1,0 +1,1 @@
+"""What is kept of results: listing and removing it."""

@@ -1,0 +1,114 @@
+"""The results that the node's cache and the bucket of results keep."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from penstock.cache import CacheConfig
+from penstock.compose import connect
+from penstock.errors import ConfigError
+from penstock.gateway.results.derived import StoredLeftover, read_derived
+from penstock.gateway.results.kept import KeptResult, iter_kept
+from penstock.gateway.serving.assembly import is_transformed
+
+if TYPE_CHECKING:
+    from penstock.gateway.config import GatewayConfig
+    from penstock.gateway.results.record import ResultRecord
+    from penstock.store.base import Store
+
+Place = Literal["cache", "results"]
+PLACES: tuple[Place, ...] = ("cache", "results")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A result in one place.
+
+    Attributes:
+        place: ``"cache"`` or ``"results"``, the bucket.
+        record: What is known about the result.
+        points: Names of the access points of the configuration that have its upstream and its transform.
+        age_s: Time since its last use in the cache, or since it was stored in the bucket, in seconds.
+        kept: How the cache knows it; None in the bucket.
+    """
+
+    place: Place
+    record: ResultRecord
+    points: tuple[str, ...]
+    age_s: float
+    kept: KeptResult | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the result; 0 if it is not known, because the result was never finished."""
+        return self.record.size_bytes or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What is kept.
+
+    Attributes:
+        holdings: The results, by place, upstream and key.
+        leftovers: What killed gateways left in the bucket.
+    """
+
+    holdings: list[Holding]
+    leftovers: list[StoredLeftover]
+
+
+def cache_path(config: GatewayConfig) -> Path | None:
+    """Return the directory of the node's cache; None if there is none, or it was not used yet."""
+    path = Path(CacheConfig.of(config.cache).path) if config.cache else None
+    return path if path is not None and path.is_dir() else None
+
+
+def open_results(config: GatewayConfig) -> Store:
+    """Return the store of the bucket of results."""
+    return connect(config.results, **config.results_options)
+
+
+def read_contents(config: GatewayConfig, *, place: str | None = None) -> Contents:
+    """Return what is kept.
+
+    Args:
+        config: The gateway.
+        place: ``"cache"`` or ``"results"``; None for both.
+
+    Raises:
+        ConfigError: There is no such place, or the cache's directory is none.
+        StoreError: The bucket of results cannot be read.
+
+    Cost: a scan of the cache; a listing of the bucket, and one request for each result in it.
+    """
+    if place is not None and place not in PLACES:
+        raise ConfigError(f"--place {place!r} must be one of {', '.join(PLACES)}")
+    if place == "results" and not config.results:
+        raise ConfigError("there is no bucket of results", hint="--results s3://bucket/derived/")
+    now_s = time.time()
+    holdings: list[Holding] = []
+    leftovers: list[StoredLeftover] = []
+    path = cache_path(config)
+    if place != "results" and path is not None:
+        for kept in iter_kept(path):
+            points = _points_of(config, kept.record)
+            holdings.append(Holding(place="cache", record=kept.record, points=points, age_s=kept.unused_s, kept=kept))
+    if place != "cache" and config.results:
+        with open_results(config) as store:
+            content = read_derived(store)
+        for each in content.results:
+            points = _points_of(config, each.record)
+            age_s = max(0.0, now_s - each.stored_s)
+            holdings.append(Holding(place="results", record=each.record, points=points, age_s=age_s))
+        leftovers = content.leftovers
+    holdings.sort(key=lambda each: (each.place, each.record.scope, each.record.key, each.record.etag))
+    return Contents(holdings=holdings, leftovers=leftovers)
+
+
+def _points_of(config: GatewayConfig, record: ResultRecord) -> tuple[str, ...]:
+    return tuple(
+        point.name for point in config.access_points if is_transformed(point) and point.upstream == record.scope
+    )
