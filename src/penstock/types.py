@@ -463,6 +463,9 @@ class Sink(Protocol):
         landing: The destination of the body of a ``Get``, if it is known beforehand: ``position`` is the place of the
             first byte, and ``end - position`` the requested length. A store may then skip ``head``. When the operation
             succeeds, ``completion.landing`` is this landing and contains the body, even if the body first arrived elsewhere.
+
+    A sink may also have the attribute ``leaves_body_alone``. If it is true, nobody changes the body after ``done``,
+    so a cache may still read it then.
     """
 
     landing: Landing | None

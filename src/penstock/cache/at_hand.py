@@ -19,7 +19,14 @@ def read_at_hand(context: CacheContext, info: ObjectInfo, wanted: ByteRange) -> 
         return None
     identity, digest = context.identities.of_version(info.key, info.etag)
     view = small_buffer(wanted.length_bytes)[: wanted.length_bytes]
-    blocks = blocks_of(wanted, view, digest, size_bytes=info.size_bytes, block_bytes=context.config.block_bytes)
+    block_bytes = context.config.block_bytes
+    index, begin = divmod(wanted.start, block_bytes)
+    start = wanted.start - begin
+    if wanted.end <= start + block_bytes:  # most objects lie in one block
+        size_bytes = min(block_bytes, info.size_bytes - start)
+        blocks = [BlockRead(block_name(digest, index), index, size_bytes, begin, view)]
+    else:
+        blocks = blocks_of(wanted, view, digest, size_bytes=info.size_bytes, block_bytes=block_bytes)
     return view if context.directory.read_blocks_nowait(identity, blocks) else None
 
 

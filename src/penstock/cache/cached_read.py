@@ -4,7 +4,8 @@ A ``CachedRead`` runs on threads of the pool. It reads blocks that are on disk d
 them in. It claims missing blocks (``claims``), and requests those that no other reader is fetching from the store inside:
 neighbours become one request, pinned to the version, which lands in the sink's buffer if it lies completely inside what was
 requested (``BlockFetch``). When the bytes have arrived, their blocks are stored, other reads that waited for them get a
-copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory.
+copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory;
+only a small body for a sink that leaves it alone is stored afterwards (``storing``).
 
 If the version is not known, the ``Get`` goes to the store as it is (``UnpinnedGet``), in one request as without a cache, and
 the blocks that the answer covers are stored. If blocks of the version seen last are on disk, a HEAD asks first
@@ -25,6 +26,7 @@ from penstock.cache.claims import WHOLE_GET, Claim
 from penstock.cache.directory import BlockRead, NewEntry
 from penstock.cache.entry import BLOCK, block_name, encode, header_bytes_of
 from penstock.cache.metadata import REMEMBERED_MISS, is_version
+from penstock.cache.storing import LateEntries
 from penstock.errors import (
     CancelledOperationError,
     ObjectChangedError,
@@ -497,7 +499,9 @@ class BlockFetch:
         spans = [read.block(index) for index, _ in self._claims]
         pieces = [body[block.start - start : block.end - start] for block in spans]
         blocks = [(index, data) for (index, _), data in zip(self._claims, pieces, strict=True)]
-        _store_blocks(read.context, read.identity, read.digest, blocks, read.info.size_bytes)
+        read.context.directory.write(
+            _entries_of(read.context, read.identity, read.digest, blocks, read.info.size_bytes)
+        )
         waiting = read.context.claims.release([claim for _, claim in self._claims])
         for waiters, data in zip(waiting, pieces, strict=True):
             for other, index in waiters:
@@ -550,42 +554,84 @@ class UnpinnedGet:
         return self._read.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
-        """Continue on a thread that may write to the disk."""
+        """Continue on a thread that may write to the disk, after notifying a reader that leaves the body alone."""
+        read = self._read
+        read.untrack(self)
+        if completion.error is None and getattr(read.sink, "leaves_body_alone", False) and self._keep_later(completion):
+            read.end(completion)
+            return
         self._completion = completion
-        self._read.untrack(self)
-        self._read.context.run_on_pool(self._arrived, lambda _: self._end())
+        read.context.run_on_pool(self._arrived, lambda _: self._end())
+
+    def _keep_later(self, completion: Completion) -> bool:
+        """Have the body stored after the reader was notified, and let others wait for its blocks; False if that cannot be."""
+        info, context, key = completion.info, self._read.context, self._read.operation.key
+        if info is None or info.etag is None or not is_version(info.etag):
+            return False
+        body = completion.body
+        _, digest = context.identities.of_version(key, info.etag)
+        blocks = self._blocks(completion, body)
+        held = context.claims.hold(digest, [index for index, _ in blocks])
+        context.metadata.put(key, info._replace(key=key), self._sent_s)  # only now: others then find these claims
+
+        def ended() -> None:
+            data_of = dict(blocks)
+            for waiters in context.claims.release(held):
+                for other, index in waiters:
+                    other.give(index, data_of[index])
+            context.claims.free(self._claim)
+
+        if not context.storing.put(LateEntries(len(body), lambda: self._entries(completion, body), ended)):
+            for claim in held:
+                context.claims.free(claim)
+            return False
+        return True
 
     def _arrived(self) -> None:
         completion, read = self._completion, self._read
         assert completion is not None
         operation, context = read.operation, read.context
         if completion.error is None:
-            self._keep(completion)
+            entries = self._entries(completion, completion.body)
+            if entries:
+                context.directory.write(entries)
         elif type(completion.error) is ObjectMissingError:
             context.metadata.keep(operation.key, None, self._sent_s)
         elif isinstance(completion.error, ObjectChangedError):
             context.metadata.changed(operation.key)
         self._end()
 
-    def _keep(self, completion: Completion) -> None:
-        """Store the blocks that the body covers, and remember the version of the object."""
-        read, info, body = self._read, completion.info, completion.body
+    def _entries(self, completion: Completion, body: memoryview) -> list[NewEntry]:
+        """Remember the version of the object, and return what is to be stored: the version, and the blocks of the body."""
+        read, info = self._read, completion.info
         context, key = read.context, read.operation.key
         context.counts.miss_count += 1
         context.counts.fetched_bytes += len(body)
         if info is None or info.etag is None or not is_version(info.etag):
             context.counts.uncacheable_count += 1
-            return
-        context.metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None)
+            return []
+        entries = context.metadata.entries_of(
+            key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None
+        )
         identity, digest = context.identities.of_version(key, info.etag)
+        blocks = [
+            (index, data)
+            for index, data in self._blocks(completion, body)
+            if not context.directory.exists(block_name(digest, index))
+        ]
+        return entries + _entries_of(context, identity, digest, blocks, info.size_bytes)
+
+    def _blocks(self, completion: Completion, body: memoryview) -> list[tuple[int, memoryview]]:
+        """Return the blocks that the body covers completely, as their numbers and their data."""
+        assert completion.info is not None
         start = completion.span.start if completion.span is not None else 0
-        block_bytes, end = context.config.block_bytes, start + len(body)
+        block_bytes, end = self._read.context.config.block_bytes, start + len(body)
         blocks: list[tuple[int, memoryview]] = []
         for index in range(-(-start // block_bytes), -(-end // block_bytes)):
-            block_end = min((index + 1) * block_bytes, info.size_bytes)
-            if block_end <= end and not context.directory.exists(block_name(digest, index)):
+            block_end = min((index + 1) * block_bytes, completion.info.size_bytes)
+            if block_end <= end:
                 blocks.append((index, body[index * block_bytes - start : block_end - start]))
-        _store_blocks(context, identity, digest, blocks, info.size_bytes)
+        return blocks
 
     def _end(self) -> None:
         completion, self._completion = self._completion, None
@@ -641,10 +687,10 @@ class Revalidation:
             read.fail(error)
 
 
-def _store_blocks(
+def _entries_of(
     context: CacheContext, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
-) -> None:
-    """Write blocks of one object, given as their numbers and their data."""
+) -> list[NewEntry]:
+    """Return blocks of one object, given as their numbers and their data, as entries to store."""
     entries = []
     for index, data in blocks:
         header = partial(
@@ -658,8 +704,7 @@ def _store_blocks(
         )
         file_bytes = header_bytes_of(identity, len(data)) + len(data)
         entries.append(NewEntry(block_name(digest, index), data, file_bytes, header))
-    if entries:
-        context.directory.write(entries)
+    return entries
 
 
 def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:

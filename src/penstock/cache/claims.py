@@ -129,7 +129,7 @@ class Claims:
         found: list[Claim | bool] = []
         with self._lock:
             for index in indices:
-                token = f"{digest}.{index:x}"
+                token = _token(digest, index)
                 claim = self._held.get(token)
                 if claim is not None:
                     claim.waiters.append((waiter, index))
@@ -145,6 +145,26 @@ class Claims:
             for other, index in waiters:
                 other.resume((index,), expired=False)
         return [False if claim in lost else claim for claim in found]
+
+    def hold(self, digest: str, indices: Sequence[int]) -> list[Claim]:
+        """Claim blocks that have arrived and are about to be stored, so that other reads of this process wait for that.
+
+        Args:
+            digest: Digest of the identity of their version.
+            indices: Numbers of the blocks in ascending order.
+
+        Returns:
+            The claims, for ``release``. Blocks that another read is fetching are left to it, and no lease is taken: another
+            process that wants them now fetches them itself.
+        """
+        held: list[Claim] = []
+        with self._lock:
+            for index in indices:
+                token = _token(digest, index)
+                if token not in self._held:
+                    claim = self._held[token] = Claim(token, lease_number(digest, index))
+                    held.append(claim)
+        return held
 
     def _lease(self, run: list[Claim], *, patient: bool) -> list[Claim]:
         """Take the leases of neighbours, all at once if possible.
@@ -253,6 +273,10 @@ class Claims:
 def lease_number(digest: str, index: int) -> int:
     """Return the number of a block's lease; consecutive blocks have consecutive numbers."""
     return int(digest[:15], 16) + max(0, index)
+
+
+def _token(digest: str, index: int) -> str:
+    return f"{digest}.{index:x}"
 
 
 def _neighbours(claims: list[Claim]) -> list[list[Claim]]:

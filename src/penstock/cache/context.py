@@ -11,6 +11,7 @@ from penstock.cache.entry import Identities
 from penstock.cache.eviction import Evictor
 from penstock.cache.metadata import Metadata
 from penstock.cache.statistics import Counts
+from penstock.cache.storing import StoreQueue
 from penstock.errors import ClosedError
 from penstock.store.threaded import Pool
 
@@ -33,6 +34,7 @@ class CacheContext:
         metadata: Known versions, sizes and listings of objects.
         claims: Blocks that this process is fetching.
         pool: The threads that read and write the disk.
+        storing: What is stored after its reader was notified.
     """
 
     def __init__(self, inner: Store, config: CacheConfig) -> None:
@@ -46,6 +48,7 @@ class CacheContext:
         self.claims = Claims(self.directory.leases, config.wait_s_max, self.counts)
         self.pool = Pool(threads_max=config.threads_max, name="cache")
         weakref.finalize(self, self.pool.end).atexit = False  # at exit the threads are daemons
+        self.storing = StoreQueue(self.directory, self.run_on_pool)
         self.directory.prepare()
 
     def run_on_pool(self, run: Callable[[], None], failed: Callable[[Exception], None]) -> None:

@@ -184,12 +184,17 @@ class Metadata:
 
         Cost: writing a small file.
         """
+        if entries := self.entries_of(key, info, sent_s, as_hint=as_hint):
+            self._directory.write(entries)
+
+    def entries_of(self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False) -> list[NewEntry]:
+        """Remember an answer in memory, and return what ``keep`` stores, for a caller that stores it with other entries."""
         self.put(key, info, sent_s)
         if (self.ttl_s == 0 and not as_hint) or (info is not None and not is_version(info.etag)):
-            return
+            return []
         identity = self._identities.of_key(key)
         data = b"" if info is None else json.dumps(_row(info._replace(key=self._identities.stored_key(key)))).encode()
-        self._replace(MISSING if info is None else STAT, identity, data, sent_s)
+        return [self._replacement(MISSING if info is None else STAT, identity, data, sent_s)]
 
     def written(self, key: Key) -> None:
         """Invalidate what is known about a key that was written or deleted through this cache, for the whole node."""
@@ -251,19 +256,19 @@ class Metadata:
         identity = self._identities.of_page(operation)
         rows = [_row(info) for info in page.objects]
         data = json.dumps([generation, rows, page.prefixes, page.next_token]).encode()
-        self._replace(LISTING, identity, data, sent_s)
+        self._directory.write([self._replacement(LISTING, identity, data, sent_s)])
 
     def _learn(self, page: Page, sent_s: float) -> None:
         for info in page.objects:
             self.put(info.key, info, sent_s)
 
-    def _replace(self, kind: int, identity: bytes, data: bytes, sent_s: float) -> None:
+    def _replacement(self, kind: int, identity: bytes, data: bytes, sent_s: float) -> NewEntry:
+        """Return a new entry, after removing the old one."""
         name = entry_name(kind, identity)
         self._directory.remove(name)  # this subtracts it from the number of its folder
         wall_s = time.time() - (time.monotonic() - sent_s)
         header = partial(encode, kind, identity, data, sent_s=wall_s)
-        entry = NewEntry(name, memoryview(data), header_bytes_of(identity, len(data)) + len(data), header)
-        self._directory.write([entry])
+        return NewEntry(name, memoryview(data), header_bytes_of(identity, len(data)) + len(data), header)
 
 
 def is_version(etag: str | None) -> bool:

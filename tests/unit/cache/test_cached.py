@@ -898,3 +898,46 @@ def test_the_statistics_are_a_record(world: World) -> None:
     statistics = world.cache().statistics()
     with pytest.raises(dataclasses.FrozenInstanceError):
         statistics.hit_count = 1  # type: ignore[misc]
+
+
+class UnchangingSink(WatchingSink):
+    """A sink that leaves the body alone."""
+
+    leaves_body_alone = True
+
+
+def test_a_sink_that_leaves_the_body_alone_does_not_wait_for_the_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its bytes before they are stored. Until then, other reads of any part wait, and none asks the store again."""
+    data = content(3 * BLOCK_BYTES + 7)
+    world.memory.write("a", data)
+    cached = world.cache(metadata_ttl_s=3600)
+    may_go_on, write = threading.Event(), cached.context.directory.write
+
+    def waiting_write(entries: Any) -> int:
+        assert may_go_on.wait(10)
+        return write(entries)
+
+    monkeypatch.setattr(cached.context.directory, "write", waiting_write)
+    _, first = submit(cached, Get("a"), UnchangingSink())
+    assert bytes(first.wait().body) == data
+    spans = [None, ByteRange(5, 9), ByteRange(BLOCK_BYTES - 3, 2 * BLOCK_BYTES + 3)]
+    others = [submit(cached, Get("a", span), kind())[1] for kind in (WatchingSink, UnchangingSink) for span in spans]
+    assert world.entries() == []
+    may_go_on.set()
+    for sink, span in zip(others, spans * 2, strict=True):
+        assert bytes(sink.wait().body) == (data if span is None else data[span.start : span.end])
+    assert world.asked() == {"Get": 1}
+    cached.close()
+    assert len(world.entries()) == 4
+
+
+def test_large_bodies_are_stored_before_their_reader_is_notified(world: World) -> None:
+    """Only small bodies are stored later, so that the memory that waits for the disk is bounded."""
+    data = content(MIB + 1)
+    world.memory.write("a", data)
+    cached = world.cache()
+    _, sink = submit(cached, Get("a"), UnchangingSink())
+    assert bytes(sink.wait().body) == data
+    assert len(world.entries()) == -(-len(data) // BLOCK_BYTES)

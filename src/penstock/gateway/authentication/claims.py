@@ -92,7 +92,59 @@ def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
     return version_2.read_claim_of_version_2(head) if is_version_2 else None
 
 
+class _Signer(NamedTuple):
+    """What the header says before the signature; it is the same in all requests of a client on one day."""
+
+    access_key: str
+    scope: str
+    day: str
+    region: str
+    service: str
+    names: tuple[str, ...]
+
+
 def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureClaim:
+    rest, _, signature = authorization.rpartition("Signature=")
+    signer = _signer(rest)
+    if signer is None or not _SIGNATURE.fullmatch(signature):
+        signer, signature = _parsed(authorization)
+    get = headers.get
+    stamp = get("x-amz-date")
+    if stamp is None:
+        stamp = _stamp_of_date(get("date", ""))
+    if signer.day != stamp[:8]:
+        raise _malformed(f"the date {signer.day[:16]!r} of the Credential is not that of x-amz-date")
+    return SignatureClaim(
+        signer.access_key,
+        signer.scope,
+        signer.region,
+        signer.service,
+        signer.names,
+        signature,
+        stamp,
+        get("x-amz-content-sha256", EMPTY_SHA256),
+        get("x-amz-security-token", ""),
+        None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _signer(text: str) -> _Signer | None:
+    """Return what the header says before its signature; None if the text is anything else than most clients send."""
+    if not text.rstrip(" ").endswith(","):
+        return None
+    try:
+        return _parsed(f"{text}Signature={'0' * 64}")[0]
+    except S3Error:
+        return None
+
+
+def _parsed(authorization: str) -> tuple[_Signer, str]:
+    """Return what a header says, and the signature.
+
+    Raises:
+        S3Error: It cannot be read, or has another algorithm.
+    """
     algorithm, _, rest = authorization.partition(" ")
     if algorithm != ALGORITHM:
         raise unsupported("Signature Version 2" if algorithm == "AWS" else algorithm[:40])
@@ -103,28 +155,13 @@ def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureCla
         raise _malformed(f"{missing.args[0]} is missing") from None
     if len(fields) != _FIELDS_MAX or rest.count(",") != _FIELDS_MAX - 1:
         raise _malformed("it must have Credential, SignedHeaders and Signature, each once")
-    stamp = headers.get("x-amz-date")
-    if stamp is None:
-        stamp = _stamp_of_date(headers.get("date", ""))
     parts = credential.split("/")
     if len(parts) < 5 or parts[-1] != "aws4_request":
         raise _malformed("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")
     if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
         raise _malformed("SignedHeaders or Signature cannot be read")
-    if parts[-4] != stamp[:8]:
-        raise _malformed(f"the date {parts[-4][:16]!r} of the Credential is not that of x-amz-date")
-    return SignatureClaim(
-        "/".join(parts[:-4]),
-        "/".join(parts[-4:]),
-        parts[-3],
-        parts[-2],
-        _names(names),
-        signature,
-        stamp,
-        headers.get("x-amz-content-sha256", EMPTY_SHA256),
-        headers.get("x-amz-security-token", ""),
-        None,
-    )
+    signer = _Signer("/".join(parts[:-4]), "/".join(parts[-4:]), parts[-4], parts[-3], parts[-2], _names(names))
+    return signer, signature
 
 
 def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:

@@ -105,10 +105,12 @@ class FirstRead(LoopSink):
         described: Set when the answer has begun, or has ended without a body.
         info: The object, once ``described`` is set.
         span: The bytes that are being read; None for an empty object.
+        leaves_body_alone: True: nobody can change the bytes that ``wait_body`` returns.
     """
 
     def __init__(self, store: Store, operation: Get, *, length_bytes_max: int) -> None:
         super().__init__()
+        self.leaves_body_alone = True
         self._budget: Budget = store.budget
         self._length_bytes_max = length_bytes_max
         self.described: asyncio.Future[None] = self._loop.create_future()
@@ -177,7 +179,7 @@ class FirstRead(LoopSink):
         return self.info
 
     async def wait_body(self) -> memoryview:
-        """Wait for the bytes: uint8[n].
+        """Wait for the bytes: uint8[n], read-only.
 
         Raises:
             StoreError: Reading failed.
@@ -185,7 +187,7 @@ class FirstRead(LoopSink):
         completion = await self.ended
         if completion.error is not None:
             raise completion.error
-        return completion.body
+        return completion.body.toreadonly()
 
     def cancel(self) -> None:
         """End reading; idempotent."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.gateway.buckets.writes import Writes
     from penstock.gateway.objects import Answer, GatewayRequest, RequestBody
     from penstock.store.base import Store
-    from penstock.types import Buffer, Chunk, ListPage, ObjectInfo, Page
+    from penstock.types import Buffer, Chunk, Key, ListPage, ObjectInfo, Page
 
 _PART_BYTES = 8 << 20
 _PART_BYTES_MIN = 256 << 10
@@ -40,6 +40,7 @@ _AT_ONCE_BYTES_MAX = 1 << 20
 _PIECE_BYTES = 1 << 20
 """Bytes that are read and sent together from the page cache. 256 and 512 KiB cost as much CPU time per byte."""
 _THREADS_COUNT_MAX = 64
+_HEADS_COUNT_MAX = 4096
 _SHOWN_NAMES = {
     b"cache-control": "Cache-Control",
     b"content-disposition": "Content-Disposition",
@@ -72,6 +73,7 @@ class UpstreamBucket:
         self.created_s = created_s
         self._writes = writes
         self._cached = store if isinstance(store, Cached) else None
+        self._heads: dict[Key, tuple[ObjectInfo, ObjectHead]] = {}  # of records that the cache returns again and again
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
 
@@ -147,9 +149,22 @@ class UpstreamBucket:
             return UpstreamObject(self, info, None)
         span = span.within(info.size_bytes)
         if span.length_bytes > _AT_ONCE_BYTES_MAX:
-            return UpstreamObject(self, info, None)
+            return UpstreamObject(self, info, None, head=self._known_head(info))
         body = cached.read_nowait(info, span)
-        return UpstreamObject(self, info, CompleteRead(span, body)) if body is not None else None
+        if body is None:
+            return None
+        return UpstreamObject(self, info, CompleteRead(span, body), head=self._known_head(info))
+
+    def _known_head(self, info: ObjectInfo) -> ObjectHead:
+        """Return what clients are told about an object, which was made before if the cache has returned this record before."""
+        known = self._heads.get(info.key)
+        if known is not None and known[0] is info:
+            return known[1]
+        if len(self._heads) >= _HEADS_COUNT_MAX:
+            self._heads.clear()
+        head = object_head(info)
+        self._heads[info.key] = info, head
+        return head
 
     async def _with_headers(self, info: ObjectInfo) -> ObjectInfo:
         """Return an object with its headers. Only if it was known from a listing alone, that costs a request."""
@@ -245,16 +260,26 @@ class UpstreamObject:
         bucket: Its bucket.
         info: The object.
         first: The read of its first bytes; None if none was begun.
+        head: What is known about the object; None makes it of `info`.
 
     Attributes:
         head: What is known about the object.
     """
 
-    def __init__(self, bucket: UpstreamBucket, info: ObjectInfo, first: FirstRead | CompleteRead | None) -> None:
+    __slots__ = ("_bucket", "_first", "_info", "head")
+
+    def __init__(
+        self,
+        bucket: UpstreamBucket,
+        info: ObjectInfo,
+        first: FirstRead | CompleteRead | None,
+        *,
+        head: ObjectHead | None = None,
+    ) -> None:
         self._bucket = bucket
         self._info = info
         self._first = first
-        self.head = object_head(info)
+        self.head = head or object_head(info)
 
     async def wait_size_bytes(self) -> int:
         """Return the object's size in bytes."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
 from penstock.redaction import printable
@@ -13,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TEXT_CHARACTERS_MAX = 2048
+_WAITING_COUNT_MAX = 100_000
+_PAUSE_S = 0.02
+_CLOSE_S_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,9 @@ def as_json(record: AccessRecord) -> str:
 class AccessLogWriter:
     """Writes records to a text stream, one per line.
 
+    A thread writes them, many at a time when there are many, because a terminal or a pipe that nobody reads must not stop the
+    event loop. If 100 000 of them wait, further ones are dropped and counted; a line says how many.
+
     Args:
         stream: Where lines go, e.g. ``sys.stderr``.
         style: ``"lines"`` or ``"json"``.
@@ -106,16 +116,65 @@ class AccessLogWriter:
     def __init__(self, stream: TextIO, *, style: Literal["lines", "json"] = "lines") -> None:
         self._stream = stream
         self._text: Callable[[AccessRecord], str] = as_json if style == "json" else as_line
+        self._waiting: deque[AccessRecord] = deque()
+        self._dropped_count = 0
+        self._thread: threading.Thread | None = None
+        self._wake, self._closed = threading.Event(), threading.Event()
 
     def __call__(self, record: AccessRecord) -> None:
-        """Write one record."""
-        self._stream.write(self._text(record) + "\n")
+        """Take one record, which is written soon. Only one thread may call it."""
+        if len(self._waiting) >= _WAITING_COUNT_MAX:
+            self._dropped_count += 1
+            return
+        self._waiting.append(record)
+        if not self._wake.is_set():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-access-log", daemon=True)
+                self._thread.start()
+            self._wake.set()
+
+    def close(self) -> None:
+        """Write what waits, unless the stream takes nothing for 2 seconds. Idempotent."""
+        self._closed.set()
+        self._wake.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_CLOSE_S_MAX)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._wake.wait()
+            self._write()
+            self._closed.wait(_PAUSE_S)
+            self._wake.clear()
+            self._write()  # what came before it was cleared
+        self._write()
+
+    def _write(self) -> None:
+        lines = []
+        while self._waiting:
+            lines.append(self._text(self._waiting.popleft()))
+        dropped_count, self._dropped_count = self._dropped_count, 0
+        if dropped_count:
+            lines.append(f"penstock gateway: {dropped_count} lines of the access log were dropped: nobody read them.")
+        if lines:
+            with suppress(OSError, ValueError):  # nobody has it open any more
+                self._stream.write("\n".join([*lines, ""]))
+                self._stream.flush()
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole = int(seconds)
+    return f"{_second(whole)}.{min(999, int((seconds - whole) * 1e3 + 1e-4)):03d}Z"
+
+
+@lru_cache(maxsize=8)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _quoted(text: str) -> str:
+    if text.isprintable() and len(text) <= _TEXT_CHARACTERS_MAX and '"' not in text and "\\" not in text:
+        return f'"{text}"'
     shown = printable(text[:_TEXT_CHARACTERS_MAX]).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{shown}"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +30,7 @@ from penstock.gateway.http.documents import XML_TYPE, error_document
 from penstock.gateway.http.exchanges import HOST_ID, ClientExchange
 from penstock.gateway.http.refusals import as_s3_error
 from penstock.gateway.http.service import METHODS, Service, method_not_allowed
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import LabelledName, Metrics
 from penstock.gateway.objects import GatewayRequest, RequestHead, S3Error
 from penstock.redaction import public_key
 
@@ -282,9 +283,10 @@ class Front:
         request, status = exchange.request, exchange.status
         seconds = exchange.elapsed_s
         metrics = self.metrics
-        metrics.add("penstock_gateway_requests_total", method=_known(request.method), status=str(status))
-        metrics.add("penstock_gateway_sent_bytes_total", exchange.sent_bytes)
-        metrics.observe("penstock_gateway_request_seconds", seconds, method=_known(request.method))
+        counter, histogram = _names_of(request.method, status)
+        metrics.counters[counter] += 1
+        metrics.counters[_SENT_BYTES] += exchange.sent_bytes
+        metrics.histograms[histogram].add(seconds)
         if self._log is not None:
             self._log(
                 AccessRecord(
@@ -307,8 +309,17 @@ class Front:
             )
 
 
-def _known(method: str) -> str:
-    return method if method in METHODS or method == "OPTIONS" else "other"
+_SENT_BYTES: Final[LabelledName] = ("penstock_gateway_sent_bytes_total", ())
+
+
+@lru_cache(maxsize=1024)
+def _names_of(method: str, status: int) -> tuple[LabelledName, LabelledName]:
+    """Return the names of the counter and of the histogram of requests."""
+    known = method if method in METHODS or method == "OPTIONS" else "other"
+    return (
+        ("penstock_gateway_requests_total", (("method", known), ("status", str(status)))),
+        ("penstock_gateway_request_seconds", (("method", known),)),
+    )
 
 
 def _joined(request: BaseRequest) -> Mapping[str, str]:

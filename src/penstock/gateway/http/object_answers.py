@@ -7,7 +7,7 @@ a body of another length than announced, breaks the connection off.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import HttpVersion11
@@ -160,8 +160,9 @@ async def _send(
 
 async def _close(pieces: AsyncIterator[Buffer]) -> None:
     """End a generator now, in this task, and not when it is collected."""
-    if isinstance(pieces, AsyncGenerator):
-        await pieces.aclose()
+    aclose = getattr(pieces, "aclose", None)  # cheaper than isinstance(pieces, AsyncGenerator)
+    if aclose is not None:
+        await aclose()
 
 
 async def _send_empty(
@@ -189,26 +190,26 @@ def _headers(
     *,
     is_whole: bool = True,
 ) -> CIMultiDict[str]:
-    headers = CIMultiDict(
-        {
-            "ETag": head.etag,
-            "Last-Modified": http_date(head.last_modified_s),
-            "Accept-Ranges": "bytes",
-            "Content-Type": _DEFAULT_TYPE,
-        }
-    )
     with_checksums = is_whole and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-    if with_checksums:
-        headers.update(head.headers)
-    else:
-        headers.update(
-            {name: value for name, value in head.headers.items() if not name.lower().startswith(_CHECKSUM_PREFIX)}
-        )
+    described = tuple(head.headers.items())
+    headers = _described(described, with_checksums=with_checksums).copy()
+    headers["ETag"] = head.etag
+    headers["Last-Modified"] = http_date(head.last_modified_s)
     if span is not None:
         assert head.size_bytes is not None
         headers["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{head.size_bytes}"
     if overrides:
         headers.update(overrides)
+    return headers
+
+
+@lru_cache(maxsize=1024)
+def _described(described: tuple[tuple[str, str], ...], *, with_checksums: bool) -> CIMultiDict[str]:
+    """Return the headers that an object has, without those of its version; the caller must not change them."""
+    headers = CIMultiDict({"ETag": "", "Last-Modified": "", "Accept-Ranges": "bytes", "Content-Type": _DEFAULT_TYPE})
+    headers.update(
+        {name: value for name, value in described if with_checksums or not name.lower().startswith(_CHECKSUM_PREFIX)}
+    )
     return headers
 
 

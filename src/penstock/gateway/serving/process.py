@@ -54,7 +54,8 @@ class GatewayProcess:
         self._order = order
         self._journal = journal
         self._metrics = Metrics()
-        self._activity = Activity(AccessLogWriter(sys.stderr, style=config.log_format))
+        self._access_log = AccessLogWriter(sys.stderr, style=config.log_format)
+        self._activity = Activity(self._access_log)
         self._routes = StatusRoutes(config, peers=peers, started_s=order.started_s)
         self._tls = TlsCertificate(config) if config.tls_certificate else None
         self._assembly: Assembly | None = None
@@ -153,6 +154,7 @@ class GatewayProcess:
             await self._front.close()
         if self._assembly is not None:
             await self._assembly.close()
+        self._access_log.close()
         while self._handlers:
             LOGGER.removeHandler(self._handlers.pop())
 
