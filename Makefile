@@ -44,7 +44,7 @@ unit: $(VENV)/.ready  ## Offline tests, under a minute
 
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
-	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 -m server
+	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 -m 'server and not heavy'
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 -m 'not server'
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader against a naive model: SECONDS=600 SEED=0, or one job again: CASE="Case(...)"
@@ -120,7 +120,8 @@ test-lambda: $(VENV)/.ready .venvs/lambda/.ready .venvs/lambda-old/.ready  ## Ha
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
-test-gateway: .venvs/gateway/.ready  ## boto3, the AWS CLI, s3fs, s3torchconnector, rclone and minio's SDK on the gateway, in an environment of their own
+test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
+	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy
 	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q
 
 test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own

@@ -13,7 +13,7 @@ from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
 from penstock.testing.contract import StoreContract
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module", params=["attributes", "sidecars"])

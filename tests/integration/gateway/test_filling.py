@@ -18,7 +18,7 @@ import pytest
 from penstock.cli.app import run
 from servers.gateway import WAIT_S, Gateway, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 RUNS = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
 COUNT = 12

@@ -18,7 +18,7 @@ from servers.holding import HoldingRelay
 if TYPE_CHECKING:
     from penstock.testing.ministack import Ministack
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 RUNS = 'penstock_gateway_result_runs_total{access_point="made",outcome="ok"}'
 STORED = 'penstock_gateway_derived_stores_total{outcome="stored"}'

@@ -26,7 +26,7 @@ from botocore.exceptions import ClientError
 
 from servers.gateway import WAIT_S, Gateway, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 DATA = bytes(range(256)) * 40_000  # 10 MB
 

@@ -23,7 +23,7 @@ from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, ObjectInfo
 from transforming import FolderSource, MemoryOutput, get_request, running
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 LIMIT_S = 30.0
 """Time for what takes milliseconds on a machine without other work."""
