@@ -205,3 +205,31 @@ def test_raw_requests_are_refused(front: RunningFront, lines: list[str], code: b
     answer = raw_exchange(front.port, "\r\n".join(head).encode())
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
     assert b"<Code>" + code + b"</Code>" in answer
+
+
+@pytest.mark.parametrize("version", ["s3", "s3v4"])
+def test_a_presigned_url_is_not_moved_to_another_bucket(version: str) -> None:
+    """If the request line names a host, that host is the one that must have been signed."""
+    known = SignatureAuthenticator(AccessKeys([KEY]), accepts_version_2=True)
+    secret = UpstreamBucket("secret", MemoryStore({"data/k": b"the secret", "k": b"the secret"}))
+    with RunningFront(UpstreamBucket("data", MemoryStore({"k": b"open"})), secret, authenticator=known) as front:
+        client = client_of(front, config={"signature_version": version})
+        url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "k"})
+        host, path = f"127.0.0.1:{front.port}", url.removeprefix(front.url)
+
+        def answer(target: str, named: str) -> bytes:
+            return raw_exchange(
+                front.port, f"GET {target} HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n".encode()
+            )
+
+        assert answer(path, host).endswith(b"open")
+        assert answer(url, host).endswith(b"open")
+        assert answer(url, "secret.localhost").endswith(b"open")
+        for target, named in (
+            (f"http://secret.localhost:{front.port}{path}", host), (path, "secret.localhost"),
+            (f"http://secret.localhost{path}", host), (path.replace("/data/", "/secret/"), host),
+            (path.replace("/data/", "/"), "secret.localhost"),
+        ):  # fmt: skip
+            found = answer(target, named)
+            assert b"SignatureDoesNotMatch" in found
+            assert b"the secret" not in found

@@ -13,6 +13,7 @@ from penstock.store.keys import KEY_BYTES_MAX
 _SIGNING = frozenset(map(str.lower, SIGNING_PARAMETERS))
 
 _HEADERS_IN_QUERY = frozenset({"content-type", "x-amz-acl", "x-amz-storage-class", "x-amz-tagging"})
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PARAMETERS_COUNT_MAX = 256
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ARN = re.compile(r"arn:[a-z-]+:s3(?:-object-lambda)?:[^:/]*:[^:/]*:accesspoint[/:]([^/:]+)(?:/(.*))?\Z", re.DOTALL)
@@ -128,8 +129,16 @@ def take_headers(query: dict[str, str]) -> dict[str, str]:
     """Take the headers out of the query of a presigned URL that are parameters there.
 
     Only headers that describe the object are taken; others, e.g. checksums, must be sent as headers.
+
+    Raises:
+        S3Error: No header could have such a name or value.
     """
     names = [name for name in query if name.lower() in _HEADERS_IN_QUERY or name.lower().startswith("x-amz-meta-")]
+    for name in names:
+        if not _HEADER_NAME.fullmatch(name) or not query[name].isprintable():
+            raise S3Error(
+                "InvalidArgument", "A header in the query has a name or value that no header can have.", status=400
+            )
     return {name: query.pop(name) for name in names}
 
 

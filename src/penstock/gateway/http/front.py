@@ -213,6 +213,8 @@ class Front:
         headers = _joined(request)
         target = split_target(request.raw_path)
         _check_head(request, headers, target, self.limits)
+        if target.host:  # it is what counts, and so it must be what is signed
+            headers = CIMultiDict({**headers, "Host": target.host})
         exchange.more_headers = cors_headers(headers, self._cors_origins)
         if method == "OPTIONS":
             await exchange.answer(200, preflight_headers(headers, self._cors_origins), b"")
@@ -220,7 +222,7 @@ class Front:
         if method not in METHODS:
             raise method_not_allowed()
         refuse_foreign_pages(method, headers, self._cors_origins)
-        address = find_address(target.raw_path, target.host or headers.get("Host", ""), self._domains)
+        address = find_address(target.raw_path, headers.get("Host", ""), self._domains)
         exchange.bucket, exchange.key = address.bucket, address.key
         host_bucket = address.bucket if address.is_host_bucket else ""
         head = RequestHead(method, target.raw_path, target.raw_query, headers, host_bucket)

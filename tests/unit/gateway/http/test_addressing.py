@@ -16,6 +16,7 @@ from penstock.gateway.http.addressing import (
     parse_query,
     public_query,
     split_target,
+    take_headers,
 )
 from penstock.gateway.objects import S3Error
 
@@ -128,3 +129,18 @@ def test_any_text_is_decoded_or_refused(text: str) -> None:
     for parse in (lambda: decoded(text, "path"), lambda: split_target(text), lambda: parse_query(text)):
         with contextlib.suppress(S3Error):
             parse()
+
+
+def test_headers_in_a_query_are_taken_out_of_it() -> None:
+    """Those that describe an object; others stay parameters."""
+    query = {"X-Amz-Meta-A": "1", "content-type": "text/plain", "x-amz-checksum-crc32": "AAAAAA==", "x-id": "PutObject"}
+    assert take_headers(query) == {"X-Amz-Meta-A": "1", "content-type": "text/plain"}
+    assert query == {"x-amz-checksum-crc32": "AAAAAA==", "x-id": "PutObject"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("x-amz-meta-a\r\nb", "c"), ("x-amz-meta-a", "b\r\nc: d"), ("x-amz-meta-a b", "c"),
+                                             ("x-amz-meta-é", "c"), ("content-type", "a\0")])  # fmt: skip
+def test_what_could_not_be_a_header_is_refused(name: str, value: str) -> None:
+    """Nobody makes an answer of two by a line break in a parameter."""
+    with pytest.raises(S3Error, match="InvalidArgument"):
+        take_headers({name: value})
