@@ -206,7 +206,7 @@ class LocalStore(ThreadedStore):
         except (IsADirectoryError, NotADirectoryError) as error:
             raise StoreError(f"{target} is a directory, so it cannot be an object", status=409,
                              hint="choose another key, or remove it") from error  # fmt: skip
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
         return info_of(key, os.fstat(fd))
 
     def _put(self, operation: Put) -> ObjectInfo:
@@ -340,7 +340,7 @@ def _write_all(fd: int, view: memoryview) -> None:
         view = view[os.write(fd, view[:STEP_BYTES]) :]
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make a rename survive a power cut, if the file system lets directories be synced."""
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

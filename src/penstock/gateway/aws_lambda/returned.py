@@ -8,22 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NoReturn
-from xml.sax.saxutils import escape
 
 from penstock.gateway.aws_lambda.forwarded import ERROR_CODES, KEPT, METADATA_PREFIX
 from penstock.gateway.objects import Answer, ObjectHead, S3Error
+from penstock.gateway.s3_text import DECLARATION, NAMESPACE, date_s, escaped
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 MESSAGE_CHARACTERS_MAX = 4096
 _KEPT_NAMES = {name.lower(): name for name in KEPT}
 _ERROR_CODE = re.compile(r"[A-Z][a-zA-Z]+")
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _PAGE = (("name", str, True), ("prefix", str, False), ("delimiter", str, False), ("encodingType", str, False),
          ("maxKeys", int, True), ("isTruncated", bool, True))  # fmt: skip
 _PAGE_V1 = (("marker", str, False), ("nextMarker", str, False))
@@ -87,9 +84,7 @@ def listing_of(returned: Any, *, is_v2: bool) -> Answer:
         f"<CommonPrefixes>{_fields(item, _PREFIX, 'commonPrefixes')}</CommonPrefixes>"
         for item in _items(result, "commonPrefixes")
     )
-    document = (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="{NAMESPACE}">{page}</ListBucketResult>'
-    )
+    document = f'{DECLARATION}<ListBucketResult xmlns="{NAMESPACE}">{page}</ListBucketResult>'
     return Answer(body=document.encode())
 
 
@@ -142,7 +137,7 @@ def _fields(item: Any, fields: _Fields, place: str) -> str:
             _invalid(f"{place}.{name} is missing or has another type than {kind.__name__}")
         text = str(value).lower() if kind is bool else str(value)
         element = "ID" if name == "id" else name[0].upper() + name[1:]
-        rendered.append(f"<{element}>{escape(_FORBIDDEN.sub(chr(0xFFFD), text))}</{element}>")
+        rendered.append(f"<{element}>{escaped(text)}</{element}>")
     return "".join(rendered)
 
 
@@ -156,10 +151,10 @@ def _header_text(name: str, value: Any) -> str:
 def _seconds_of(value: Any) -> float:
     if value is None or value == "":
         return 0.0
-    try:
-        return parsedate_to_datetime(value).timestamp()
-    except (ValueError, TypeError):
-        _invalid("the header Last-Modified must be a date of HTTP")
+    seconds = date_s(value) if isinstance(value, str) else None
+    if seconds is None:
+        _invalid("the header Last-Modified must be an HTTP date")
+    return seconds
 
 
 def _invalid(problem: str) -> NoReturn:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import DECLARATION, NAMESPACE, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-OWNER_ID = "75aa57f09aa0c8caeab4f8c24e99d10f8e7faeebf76c078efc7c6caea54ba06a"
-OWNER = (("ID", OWNER_ID), ("DisplayName", "penstock"))
 CHECKSUM_ELEMENTS = {
     "crc32": "ChecksumCRC32",
     "crc32c": "ChecksumCRC32C",
@@ -23,10 +19,6 @@ CHECKSUM_ELEMENTS = {
     "sha1": "ChecksumSHA1",
     "sha256": "ChecksumSHA256",
 }
-_ESCAPES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"}
-)
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f]")
 _REFERENCE = re.compile(r"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));")
 _STAND_IN = 0x10FE00  # private use: what a control character is while an XML parser, which refuses it, looks at it
@@ -47,26 +39,10 @@ def element(name: str, content: object, *, encode: Callable[[str], str] | None =
     return f"<{name}>{children}</{name}>"
 
 
-def escaped(text: str) -> str:
-    """Return text for an XML document. Characters that XML 1.0 cannot hold become ``U+FFFD``."""
-    return _FORBIDDEN.sub("\ufffd", text).translate(_ESCAPES)
-
-
-def url_encoded(text: str) -> str:
-    """Return text as ``encoding-type=url`` wants it."""
-    return quote(text, safe="/-_.~*", errors="surrogatepass")
-
-
 def document(name: str, content: object, *, headers: Mapping[str, str] | None = None) -> Answer:
     """Return an answer whose body is a document with one root element."""
     body = element(name, content).replace(f"<{name}>", f'<{name} xmlns="{NAMESPACE}">', 1)
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
-    return Answer(200, {"Content-Type": "application/xml", **(headers or {})}, text.encode())
-
-
-def timestamp(seconds: float) -> str:
-    """Return a time in S3's form, e.g. ``2026-01-02T03:04:05.000Z``."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return Answer(200, {"Content-Type": "application/xml", **(headers or {})}, f"{DECLARATION}{body}".encode())
 
 
 def checksum_elements(checksums: Mapping[str, str], kind: str | None = None) -> list[tuple[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import date_s
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -92,16 +92,6 @@ def check_write_conditions(headers: Mapping[str, str], etag: str | None) -> None
             raise S3Error("NoSuchKey", "The specified key does not exist.", status=404)
         if not matches_etag(match, etag):
             raise precondition_failed("If-Match")
-
-
-def date_s(text: str | None) -> float | None:
-    """Return an HTTP date in seconds since 1970; None if there is none, or it is not a date."""
-    if not text:
-        return None
-    try:
-        return parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
 
 
 def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:

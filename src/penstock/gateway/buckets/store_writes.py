@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.gateway.buckets.documents import document, malformed, parsed, timestamp
+from penstock.gateway.buckets.documents import document, malformed, parsed
 from penstock.gateway.buckets.object_headers import object_headers
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
@@ -22,6 +22,7 @@ from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import timestamp
 from penstock.redaction import public_url
 from penstock.types import (
     AbortMultipart,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.gateway.buckets.documents import OWNER, document
+from penstock.gateway.buckets.documents import document
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import OWNER
 
 if TYPE_CHECKING:
     from penstock.gateway.objects import GatewayRequest

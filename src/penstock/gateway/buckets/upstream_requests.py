@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
-from penstock.gateway.buckets.documents import escaped, url_encoded
 from penstock.gateway.buckets.object_headers import refuse_shared_access
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.copy_sources import copy_source
+from penstock.gateway.s3_text import escaped, url_encoded
 from penstock.redaction import public_url
 from penstock.store.s3_requests import encoded_key
 

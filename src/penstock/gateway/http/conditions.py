@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import date_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,17 +63,6 @@ def _matches(condition: str, etag: str) -> bool:
 
 def _bare(etag: str) -> str:
     return etag.strip().removeprefix("W/").strip('"')
-
-
-@lru_cache(maxsize=1024)
-def date_s(text: str | None) -> float | None:
-    """Return an HTTP date in seconds since 1970; None if there is none, or it is not a date."""
-    if not text:
-        return None
-    try:
-        return parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
 
 
 def _failed(name: str) -> S3Error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from yarl import URL
 
 from penstock.gateway.objects import ObjectHead, S3Error
+from penstock.gateway.s3_text import date_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -82,7 +82,7 @@ class UrlSource:
             key=self.key,
             size_bytes=size_bytes,
             etag=headers.get("ETag", ""),
-            last_modified_s=_seconds_of(headers.get("Last-Modified", "")),
+            last_modified_s=date_s(headers.get("Last-Modified")) or 0.0,
             headers=kept,
         )
 
@@ -123,13 +123,6 @@ class UrlSource:
 
     def _get(self, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(self._url, headers={"Accept-Encoding": "identity", **headers}, allow_redirects=False)
-
-
-def _seconds_of(text: str) -> float:
-    try:
-        return parsedate_to_datetime(text).timestamp()
-    except ValueError:
-        return 0.0
 
 
 async def _refuse(response: aiohttp.ClientResponse) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.http.conditions import check_conditions, date_s, still_matches
+from penstock.gateway.http.conditions import check_conditions, still_matches
 from penstock.gateway.objects import ObjectHead, S3Error
+from penstock.gateway.s3_text import date_s
 
 HEAD = ObjectHead(key="k", size_bytes=1, etag='"abc"', last_modified_s=1_700_000_000.9)
 SAME = "Tue, 14 Nov 2023 22:13:20 GMT"

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.http.documents import error_document, http_date, object_list, timestamp
+from penstock.gateway.http.documents import error_document, http_date, object_list
 from penstock.gateway.http.list_queries import ListQuery, sealed_token
 from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import timestamp
 from penstock.store.xml import parse_list
 from penstock.types import ListPage, ObjectInfo, Page
 

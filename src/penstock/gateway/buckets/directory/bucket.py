@@ -14,11 +14,12 @@ from penstock.gateway.buckets.directory.multipart_requests import MultipartReque
 from penstock.gateway.buckets.directory.object_requests import ObjectRequests
 from penstock.gateway.buckets.directory.reading import WHOLE_BYTES_MAX, OpenBytes, OpenFile, read_whole
 from penstock.gateway.buckets.directory.staging import bucket_missing
-from penstock.gateway.buckets.documents import OWNER, document, timestamp, url_encoded
+from penstock.gateway.buckets.documents import document
 from penstock.gateway.buckets.object_headers import refuse_shared_access, with_checksums
 from penstock.gateway.buckets.requests import access_denied, not_implemented, number_in, read_document, version_missing
 from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
 from penstock.types import ListPage
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
 from penstock.gateway.buckets.directory.records import StoredRecord, records_in
-from penstock.gateway.buckets.directory.staging import StagingArea, bucket_missing, make_below, sync_folder
+from penstock.gateway.buckets.directory.staging import StagingArea, bucket_missing, make_below
 from penstock.gateway.buckets.upstream import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
+from penstock.store.local import sync_directory
 from penstock.store.tree import info_of
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class BucketFiles:
                 self.records.drop(os.fstat(staged.fd))
             raise
         if self.is_durable:
-            sync_folder(path.parent)
+            sync_directory(path.parent)
         return StoredObject(key, path, os.fstat(staged.fd), record)
 
     def _place(self, staged: StagedFile, places: list[Path]) -> Path:
@@ -293,7 +294,7 @@ class BucketFiles:
         """Make changes of folders survive a power cut, if that is promised."""
         if self.is_durable:
             for folder in folders:
-                sync_folder(folder)
+                sync_directory(folder)
 
     def _prune(self, folder: Path) -> None:
         """Remove a folder and then its parents, until one is not empty, but never the bucket's or the hidden folder."""

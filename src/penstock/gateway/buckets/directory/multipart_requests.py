@@ -14,13 +14,10 @@ from penstock.gateway.buckets.directory.uploads import PARTS_MAX, MultipartUploa
 from penstock.gateway.buckets.directory.writing import BODY_BYTES_MAX, receive
 from penstock.gateway.buckets.documents import (
     CHECKSUM_ELEMENTS,
-    OWNER,
     checksum_elements,
     document,
     malformed,
     parsed,
-    timestamp,
-    url_encoded,
 )
 from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
@@ -32,6 +29,7 @@ from penstock.gateway.buckets.requests import (
     tags_in_header,
 )
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from penstock.gateway.buckets.documents import (
     document,
     malformed,
     parsed,
-    timestamp,
 )
 from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
@@ -33,6 +32,7 @@ from penstock.gateway.buckets.requests import (
 )
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.s3_text import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

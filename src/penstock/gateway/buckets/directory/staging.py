@@ -184,13 +184,3 @@ def make_below(bucket: Path, folder: Path) -> None:
 def bucket_missing(name: str) -> S3Error:
     """Return the error of a bucket that does not exist."""
     return S3Error("NoSuchBucket", "The specified bucket does not exist", status=404, details={"BucketName": name})
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename survive a power cut, if the file system lets directories be synced."""
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.gateway.buckets.directory.crc_arithmetic import CRCS, joined_crc
 from penstock.gateway.buckets.directory.records import StoredRecord
-from penstock.gateway.buckets.directory.staging import bucket_missing, make_below, sync_folder
+from penstock.gateway.buckets.directory.staging import bucket_missing, make_below
 from penstock.gateway.objects import S3Error
 from penstock.store import checksums
+from penstock.store.local import sync_directory
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class MultipartUploads:
                 stored = self._files.commit(upload.key, staged, record=record, check=check)
             self._drop(folder)
         if self._files.is_durable:
-            sync_folder(self._folder)
+            sync_directory(self._folder)
         return stored
 
 
