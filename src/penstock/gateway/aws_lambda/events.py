@@ -157,11 +157,14 @@ def required_headers(request: GatewayRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() in REQUIRED_HEADERS}
 
 
-def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> dict[str, str]:
-    """Return what distinguishes a request's result from those of others; the values may be secret, so headers are digests.
+def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None, *, epoch: str = "") -> dict[str, str]:
+    """Return the arguments by which results of one source differ. Values of headers may be secret, so they are digests.
 
-    By default this is everything that the handler can tell requests apart by: an answer for one caller, perhaps with names
-    left out, must not be given to another.
+    Args:
+        request: The client's request.
+        varies_by: What the result depends on, as in ``LambdaConfig``. None takes everything by which the handler can tell
+            requests apart: an answer for one caller, perhaps with names left out, must not be sent to another.
+        epoch: Value of ``x-penstock-epoch`` if the query does not have it; empty for none.
     """
     arguments = {f"query:{name}": value for name, value in user_query(request).items()}
     wanted = None if varies_by is None else {name.lower() for name in varies_by}
@@ -171,6 +174,8 @@ def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> 
         lower = name.lower()
         if lower in wanted if wanted is not None else _is_custom(lower):
             arguments[f"header:{lower}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+    if epoch:
+        arguments.setdefault("query:x-penstock-epoch", epoch)
     return arguments
 
 

@@ -77,10 +77,7 @@ class LambdaTransform:
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return the query, the caller and the headers on which the handler's answer may depend."""
-        arguments = arguments_of(request, self._config.varies_by)
-        if self._access_point.epoch:
-            arguments.setdefault("query:x-penstock-epoch", self._access_point.epoch)
-        return arguments
+        return arguments_of(request, self._config.varies_by, epoch=self._access_point.epoch)
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the handler knows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import default_budget_bytes, share_machine
 from penstock.errors import PenstockError
@@ -28,16 +28,9 @@ if TYPE_CHECKING:
     from penstock.gateway.http.exchanges import ClientExchange
     from penstock.gateway.metrics import LabelledName
     from penstock.gateway.serving.control import WorkerOrder
-    from penstock.gateway.serving.snapshots import Snapshot, Totals
+    from penstock.gateway.serving.snapshots import Peers, Snapshot
 
 LOGGER = logging.getLogger("penstock")
-
-
-class Peers(Protocol):
-    """The processes of a gateway, as one of them sees them."""
-
-    async def totals(self) -> Totals:
-        """Return the sums over all processes. Raises ``TimeoutError`` if they are not to be had in time."""
 
 
 class GatewayProcess:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiohttp.web import BaseRequest, StreamResponse
 
     from penstock.gateway.config import GatewayConfig
-    from penstock.gateway.serving.process import Peers
+    from penstock.gateway.serving.snapshots import Peers
 
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _PORT: Final = re.compile(r":[0-9]*\Z")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.gateway.metrics import BOUNDS_S, LabelledName
 
@@ -74,6 +74,13 @@ class Totals:
     def gauge(self, name: str) -> float:
         """Return the sum of a gauge over all labels."""
         return sum(value for (each, _), value in self.gauges.items() if each == name)
+
+
+class Peers(Protocol):
+    """The processes of a gateway, as one of them sees them."""
+
+    async def totals(self) -> Totals:
+        """Return the sums over all processes. Raises ``TimeoutError`` if they do not answer in time."""
 
 
 def add_up(snapshots: Iterable[Snapshot], *, ended: Iterable[Snapshot] = ()) -> Totals:

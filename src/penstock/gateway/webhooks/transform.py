@@ -67,10 +67,7 @@ class WebhookTransform:
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return the query, the caller and the headers on which the webhook's response may depend."""
-        arguments = arguments_of(request, None)
-        if self._access_point.epoch:
-            arguments.setdefault("query:x-penstock-epoch", self._access_point.epoch)
-        return arguments
+        return arguments_of(request, None, epoch=self._access_point.epoch)
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the webhook knows."""
