@@ -6,31 +6,45 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.pack.converting import convert
-from penstock.pack.options import ADVISED_BYTES, BYTES_MAX, PackOptions, advice
-from penstock.pack.packing import Packing, pack
-from penstock.pack.progress import Packed, PackListener
-from penstock.pack.sequence import SequenceWriter, writer
-from penstock.pack.verification import Verified, verify
+from penstock.lazy import lazy_getattr
 
-__all__ = [
-    "ADVISED_BYTES",
-    "BYTES_MAX",
-    "PackListener",
-    "PackOptions",
-    "Packed",
-    "Packing",
-    "SequenceWriter",
-    "Verified",
-    "advice", "convert",
-    "pack",
-    "verify",
-    "writer",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from penstock.pack.converting import convert as convert
+    from penstock.pack.options import ADVISED_BYTES as ADVISED_BYTES
+    from penstock.pack.options import BYTES_MAX as BYTES_MAX
+    from penstock.pack.options import PackOptions as PackOptions
+    from penstock.pack.options import advice as advice
+    from penstock.pack.packing import Packing as Packing
+    from penstock.pack.packing import pack as pack
+    from penstock.pack.progress import Packed as Packed
+    from penstock.pack.progress import PackListener as PackListener
+    from penstock.pack.sequence import SequenceWriter as SequenceWriter
+    from penstock.pack.sequence import writer as writer
+    from penstock.pack.verification import Verified as Verified
+    from penstock.pack.verification import verify as verify
+
+_ORIGIN = {
+    "convert": "converting",
+    "ADVISED_BYTES": "options",
+    "BYTES_MAX": "options",
+    "PackOptions": "options",
+    "advice": "options",
+    "Packing": "packing",
+    "pack": "packing",
+    "Packed": "progress",
+    "PackListener": "progress",
+    "SequenceWriter": "sequence",
+    "writer": "sequence",
+    "Verified": "verification",
+    "verify": "verification",
+}
+
+__all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
 
 
 if TYPE_CHECKING:
@@ -53,10 +67,18 @@ if TYPE_CHECKING:
         Verified = _verification.Verified
 
 else:
+    __getattr__ = lazy_getattr(__name__, _ORIGIN)
 
     class CallableModule(ModuleType):
         """A callable module: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``."""
 
-        __call__ = staticmethod(pack)
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            """Call ``pack``."""
+            return self.pack(*arguments, **options)
+
+        @property
+        def __signature__(self) -> inspect.Signature:
+            """The signature of ``pack``."""
+            return inspect.signature(self.pack)
 
     sys.modules[__name__].__class__ = CallableModule
