@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -71,6 +71,7 @@ test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on r
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
 FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
+FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
@@ -90,6 +91,9 @@ UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, an
 
 test-tensorflow: .venvs/tensorflow/.ready .venvs/lambda/.ready  ## The TensorFlow door, in an environment of its own
 	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q
+
+test-tensorflow-io: .venvs/tensorflow-io/.ready  ## tensorflow-io's S3 file system on the gateway, in an environment of its own
+	.venvs/tensorflow-io/bin/python -m pytest tests/doors/tensorflow_io -q
 
 test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 	.venvs/jax/bin/python -m pytest tests/doors/jax -q

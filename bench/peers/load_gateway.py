@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import _loading
 from _driver import ACCESS_KEY, REGION, SECRET_KEY
+from load_tensorflow import Strings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,7 +29,7 @@ class GatewayReader(_loading.Plain):
         """Every sample once: pixels and labels in batches."""
         dataset = self._direct(job) if self.way == "direct" else self._records(job)
         for pixels, labels in dataset:
-            yield (_Images(pixels) if self.way == "direct" else _Strings(pixels, job["check"])), labels.numpy()
+            yield (_Images(pixels) if self.way == "direct" else Strings(pixels, job["check"])), labels.numpy()
 
     def _direct(self, job: dict[str, Any]) -> Any:
         import tensorflow as tf
@@ -84,23 +85,6 @@ class _Images:
 
     def __iter__(self) -> Iterator[Any]:
         return (memoryview(image).cast("B") for image in self.images)
-
-
-class _Strings:
-    """A tensor of strings: without `check` only its lengths are looked at."""
-
-    def __init__(self, tensor: Any, check: bool) -> None:
-        import tensorflow as tf
-
-        self.tensor, self.lengths = tensor, None if check else tf.strings.length(tensor).numpy()
-
-    def __len__(self) -> int:
-        return int(self.tensor.shape[0])
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.lengths is None:
-            return iter(self.tensor.numpy().tolist())
-        return (range(length) for length in self.lengths.tolist())
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ class TensorFlow(_loading.Plain):
         dataset = self._records(job).batch(job["batch"])
         dataset = dataset.map(lambda records: tf.io.parse_example(records, features), num_parallel_calls=2).prefetch(4)
         for batch in dataset:
-            yield _Strings(batch["image"], job["check"]), batch["label"].numpy()
+            yield Strings(batch["image"], job["check"]), batch["label"].numpy()
 
 
-class _Strings:
+class Strings:
     """A tensor of strings: counted as a training step would see it, without making Python objects of them."""
 
     def __init__(self, tensor: Any, check: bool) -> None:
