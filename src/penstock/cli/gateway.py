@@ -107,7 +107,8 @@ class TransformGroup:
         ),
     ] = None
     webhook: Annotated[
-        str | None, typer.Option("--webhook", metavar="URL", help="A webhook in MinIO's dialect as transform.")
+        str | None,
+        typer.Option("--webhook", metavar="URL", help="A webhook in MinIO's dialect that transforms objects."),
     ] = None
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory of one transform process, e.g. 2GiB.")
@@ -120,7 +121,9 @@ class TransformGroup:
     ] = None
     version_tag: Annotated[
         str | None,
-        typer.Option("--version-tag", metavar="TEXT", help="Part of the results' ETags: changing it makes all anew."),
+        typer.Option(
+            "--version-tag", metavar="TEXT", help="Part of the results' ETags: changing it makes all results again."
+        ),
     ] = None
     length: Annotated[
         str | None,
@@ -129,7 +132,9 @@ class TransformGroup:
     list_sizes: Annotated[
         str | None,
         typer.Option(
-            "--list-sizes", metavar="transform|known-only|source", help="Sizes in listings that are not known yet."
+            "--list-sizes",
+            metavar="transform|known-only|source",
+            help="What listings do about sizes that are not known yet.",
         ),
     ] = None
 
@@ -191,13 +196,13 @@ class KeepingGroup:
 
     cache: Annotated[
         str | None,
-        typer.Option(
-            "--cache", metavar="PATH:SIZE", help="The node's cache; default 10GB below ~/.cache; none for none."
-        ),
+        typer.Option("--cache", metavar="PATH:SIZE", help="The node's cache, or none; default 10GB below ~/.cache."),
     ] = None
     metadata_ttl: Annotated[
         str | None,
-        typer.Option("--metadata-ttl", metavar="TIME", help="Time for which versions are believed unasked; default 0."),
+        typer.Option(
+            "--metadata-ttl", metavar="TIME", help="Time for which versions are not checked again; default 0."
+        ),
     ] = None
     results: Annotated[
         str | None,
@@ -235,7 +240,7 @@ def serve(
         penstock gateway --upstream s3://bucket --lambda app:lambda_handler --lambda-python venv/bin/python
         penstock gateway --config gateway.toml --host 0.0.0.0 --keys keys.txt
 
-    SIGHUP reloads access keys and certificate. SIGTERM and Ctrl-C finish transfers first; a second Ctrl-C does not.
+    SIGHUP reloads access keys and certificate. SIGTERM and Ctrl-C finish transfers first; a second Ctrl-C ends at once.
     """
     if context.invoked_subcommand is not None:
         return
@@ -321,7 +326,7 @@ def make_config(
     else:
         if upstream != UpstreamGroup() or transform.is_given():
             raise ConfigError(
-                "--config excludes the options of one access point, such as --upstream and --transform",
+                "--config cannot be combined with the options of one access point, such as --upstream",
                 hint="write [access_points.NAME] in the file",
             )
         made = read_toml(config)
@@ -335,7 +340,9 @@ def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config:
     is_path = "://" not in upstream.upstream
     if is_path and not transform.is_given() and upstream.name is None:
         if upstream.options():
-            raise ConfigError(f"{upstream.upstream} is a directory, and {next(iter(upstream.options()))} is for S3")
+            raise ConfigError(
+                f"{upstream.upstream} is a directory, and {next(iter(upstream.options()))} is an option of S3"
+            )
         folder = str(Path(upstream.upstream).expanduser().absolute())
         return replace(config, directory=folder, read_write=upstream.read_write)
     return replace(config, access_points=(_access_point(upstream, transform),))
@@ -380,7 +387,7 @@ def _name_of(url: str) -> str:
     if not scheme or scheme == "file":
         found = re.sub(r"[^a-z0-9-]+", "-", Path(rest).name.lower()).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", found):
-        raise ConfigError(f"the upstream {url} gives the access point no name", hint="--name train")
+        raise ConfigError(f"the access point needs a name, and the upstream {url} has none", hint="--name train")
     return found
 
 
@@ -400,7 +407,7 @@ def _handler(transform: TransformGroup) -> LambdaConfig | None:
     if transform.handler is None:
         for option, value in (("--lambda-python", transform.lambda_python), ("--lambda-dir", transform.lambda_dir)):
             if value is not None:
-                raise ConfigError(f"{option} is for a handler", hint="--lambda module:handler")
+                raise ConfigError(f"{option} needs a handler", hint="--lambda module:handler")
         return None
     values: dict[str, Any] = {"handler": transform.handler}
     values["code_dir"] = str(Path(transform.lambda_dir or ".").expanduser().absolute())
@@ -419,7 +426,7 @@ def _sam_handler(transform: TransformGroup) -> LambdaConfig:
 
     if transform.handler is not None:
         raise ConfigError(
-            "--sam excludes --lambda: the template names the handler", hint="--sam template.yaml:Function"
+            "--sam and --lambda cannot be combined: the template names the handler", hint="--sam template.yaml:Function"
         )
     made = lambda_config_of(transform.sam or "", python=transform.lambda_python)
     if transform.memory is not None:

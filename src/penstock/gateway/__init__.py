@@ -1,6 +1,6 @@
 """The gateway: an S3 endpoint that serves the objects of any store, transformed while they are read.
 
-The names here are those that a module of transforms needs; importing them imports neither a server nor a worker.
+This module exports what a module of transforms needs. Importing it loads neither the server nor the worker processes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a gateway serves: access points, limits, and where results are kept. ``cli/gateway.py`` and a TOML file make one."""
+"""What a gateway serves: access points, limits, and where results are kept. It is made from flags or a TOML file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class LambdaConfig:
     Attributes:
         handler: ``module.function``, or ``module:function``.
         code_dir: Folder that contains the module.
-        python: Interpreter that has the handler's dependencies; None takes the gateway's.
-        memory_bytes_max: Largest address space of one worker.
+        python: Interpreter that has the handler's dependencies; None uses the gateway's own.
+        memory_bytes_max: Largest address space of one worker process, in bytes.
         time_s_max: Longest time for one call, in seconds.
         environment: Environment variables of the handler.
         payload: ``configuration.payload`` of its events.
-        actions: Operations that call the handler; the others pass through: ``GetObject``, ``HeadObject``, ``ListObjects``,
-            ``ListObjectsV2``.
+        actions: Operations that call the handler, of ``GetObject``, ``HeadObject``, ``ListObjects`` and ``ListObjectsV2``. The
+            others are answered by the gateway.
         varies_by: What the handler's answers depend on beside the source and the query: names of headers, and ``"caller"`` for
-            the access key. Requests that differ in nothing else share one result. None takes the caller and all headers
+            the access key. Requests that differ in nothing else share one result. None means the caller and all headers
             except those that clients send of their own accord, e.g. ``User-Agent``.
     """
 
@@ -47,7 +47,8 @@ class WebhookConfig:
 
     Attributes:
         url: Its URL.
-        token: What is sent as ``Authorization``: ``Bearer TOKEN``, or as it is if it has two words; empty for none.
+        token: Token of the header ``Authorization``, sent as ``Bearer TOKEN``, or as it is if it has two words;
+            empty for none.
         time_s_max: Longest time for one call, in seconds.
     """
 
@@ -61,9 +62,9 @@ class WebhookServiceConfig:
     """How the gateway serves its own transforms as webhooks, for other servers that speak MinIO's dialect.
 
     Attributes:
-        token: What callers send as ``Authorization``, as in ``WebhookConfig``; empty serves no webhooks.
+        token: Token that callers must send in ``Authorization``, as in ``WebhookConfig``. If it is empty, no webhook is served.
         source_hosts: Hosts, each as ``HOST`` or ``HOST:PORT``, from which sources may be read.
-        source_bytes_max: Largest source.
+        source_bytes_max: Size of the largest source, in bytes.
     """
 
     token: str = field(default="", repr=False)
@@ -80,27 +81,28 @@ class AccessPoint:
         upstream: URL of the bucket or prefix, in any scheme of ``penstock.connect``.
         upstream_options: Options of ``penstock.connect``: ``endpoint_url``, ``region``, ``profile``, ``anonymous``, ...
         transform: Name of a built-in transform, or ``module:function``; empty for none.
-        folder: Folder whose modules `transform` may name; for a TOML file, paths are relative to the file.
+        folder: Folder from which `transform` imports modules. A relative path in a TOML file starts at the
+            file's folder.
         handler: A Lambda handler, instead of `transform`.
         webhook: A webhook, instead of `transform`.
         arguments: Arguments of the transform.
-        version: Text that becomes part of the results' ETags, so that changing it makes all of them anew.
-        deterministic: Whether equal requests give equal bytes; None takes the transform's own word.
-        epoch: Value of the argument ``epoch`` for requests that send none.
-        length: ``"stream"`` sends the first byte at once, without a length; ``"spool"`` knows the length before the first byte;
-            ``"auto"`` streams to plain GETs whose length is not known, and waits for it if the client needs it.
-        list_sizes: Sizes of objects in listings whose true size is not known: ``"transform"`` produces them,
-            ``"known-only"`` leaves them out of the listing, ``"source"`` shows the size of the source.
+        version: Text that is part of the results' ETags. Changing it makes every result again.
+        deterministic: Whether equal requests give equal bytes; None uses what the transform declares.
+        epoch: Epoch for requests that do not name one (``x-penstock-epoch``), as text; empty for none.
+        length: ``"stream"`` sends the first byte at once, without a length. ``"spool"`` sends nothing before the length is
+            known. ``"auto"`` streams to plain GETs, and waits for the length if the client needs it.
+        list_sizes: What a listing does about results whose sizes are not known: ``"transform"`` produces them, ``"known-only"``
+            leaves them out, and ``"source"`` shows the sizes of the sources, which are wrong for most transforms.
         renamed_suffixes: New suffix of keys by old suffix, e.g. ``{".tar": ".tfrecord"}``.
         keys: IDs of the access keys that may use it; empty for all.
         region: Region in its ARN.
         account: Account in its ARN.
         time_s_max: Longest time for producing one result, in seconds.
-        memory_bytes_max: Largest address space of a worker process of this access point.
-        output_bytes_max: Largest result.
+        memory_bytes_max: Largest address space of a worker process of this access point, in bytes.
+        output_bytes_max: Size of the largest result, in bytes.
         processes: Number of worker processes for its transform; 0 means one per processor.
         calls_max: Number of calls after which a worker process is replaced, for code that leaks memory; 0 for no limit.
-        read_write: Whether clients may change objects; only without a transform.
+        read_write: Whether clients may change objects; allowed only without a transform.
     """
 
     name: str
@@ -130,17 +132,17 @@ class AccessPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """What one client may cost.
+    """Bounds on what clients may use.
 
     Attributes:
         connections_max: Largest number of open connections of one worker process.
-        header_bytes_max: Largest request line, and largest sum of all headers, in bytes.
+        header_bytes_max: Largest request line, and largest sum of all header lines, in bytes each.
         header_s_max: Longest time from the connection, or the last answer, to the end of the next request's headers while
             a request is arriving, in seconds.
         idle_s_max: Longest time between two requests on one connection, in seconds.
-        bytes_per_s_min: Rate below which a client that sends or receives a body is disconnected.
+        bytes_per_s_min: Rate in bytes per second below which a client that sends or receives a body is disconnected.
         stall_s_max: Longest time without any progress in either direction, in seconds.
-        body_bytes_max: Largest body of a request that is not streamed to a store, e.g. a list of keys.
+        body_bytes_max: Largest body, in bytes, of a request that is not streamed to a store, e.g. a list of keys.
     """
 
     connections_max: int = 4096
@@ -154,33 +156,34 @@ class GatewayLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """A gateway.
+    """The configuration of one gateway.
 
     Attributes:
-        access_points: What it serves.
+        access_points: The access points that it serves.
         directory: Directory whose folders are buckets, beside the access points; empty for none.
         read_write: Whether clients may change objects in `directory`, and create and delete buckets there.
         host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        domain: Host name whose subdomains are bucket names; empty takes only the names under ``localhost``.
+        port: Port to listen on; 0 uses a free one.
+        domain: Host name whose subdomains are bucket names; empty allows only names under ``localhost``.
         region: Region that signatures must name; empty accepts every region.
         workers: Number of processes that share the port.
-        cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept; empty takes 10 GB in
+        cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept; empty uses 10 GB in
             ``$XDG_CACHE_HOME/penstock/gateway``, and ``"none"`` keeps nothing.
-        metadata_ttl_s: How long sizes and versions of source objects are believed, in seconds; see ``CacheConfig``.
+        metadata_ttl_s: How long the gateway relies on sizes and versions of source objects without asking the upstream, in
+            seconds; 0 asks for each read.
         results: URL of a prefix in which finished results are kept as well; empty for none.
-        results_options: Options of ``penstock.connect`` for it, as in ``AccessPoint.upstream_options``.
+        results_options: Options of ``penstock.connect`` for `results`, as in ``AccessPoint.upstream_options``.
         tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
         tls_key: Path of its private key.
-        presigned_version_2: Whether presigned URLs of Signature Version 2 are accepted, which boto3 makes unless it is told
-            ``signature_version="s3v4"``. Requests that are signed in headers need version 4.
-        keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
+        presigned_version_2: Whether presigned URLs of Signature Version 2 are accepted, which boto3 makes unless it is
+            configured with ``signature_version="s3v4"``. Requests with signed headers need version 4.
+        keys_file: Path of a file with access keys; empty reads ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
-        status: Who may see the status page and the metrics: with ``"loopback"`` only clients on this machine see them; with
-            ``"metrics"`` whoever reaches the port sees the metrics, and with ``"everyone"`` the page as well.
+        status: Who may see the status page and the metrics. ``"loopback"`` shows both to this machine only, ``"metrics"`` shows
+            the metrics to everyone, and ``"everyone"`` shows both to everyone.
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
-        limits: What one client may cost.
-        webhook_service: How its transforms are served as webhooks.
+        limits: Bounds on what clients may use.
+        webhook_service: How the gateway serves its transforms as webhooks.
     """
 
     access_points: tuple[AccessPoint, ...] = ()

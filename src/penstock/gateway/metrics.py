@@ -12,7 +12,7 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Histogram:
-    """How many of some durations lie in each bucket of ``BOUNDS_S``.
+    """Counts durations in the buckets of ``BOUNDS_S``.
 
     Attributes:
         counts: Number of durations in each bucket.

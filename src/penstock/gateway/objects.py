@@ -1,6 +1,6 @@
 """The contracts between the parts of the gateway: requests, buckets, objects that are being read, transforms.
 
-The HTTP front (``http/``) turns a request into an ``GatewayRequest``, finds the ``Bucket`` that it names, and sends what the
+The HTTP front (``http/``) turns a request into a ``GatewayRequest``, finds the ``Bucket`` that it names, and sends what the
 bucket returns. Buckets (``buckets/``) know nothing of HTTP connections. Transforms (``transforms/``, ``aws_lambda/``,
 ``webhooks/``) know neither buckets nor connections: they read a ``Source`` and write to a ``ResultWriter``, which
 ``results/`` implements.
@@ -104,7 +104,7 @@ class RequestHead(NamedTuple):
 
 
 class VerifiedRequest(NamedTuple):
-    """What verifying a signature yields.
+    """A request whose signature is right: who sent it, and how its body is read.
 
     Attributes:
         caller: Who sent the request.
@@ -129,9 +129,8 @@ class Authenticator(Protocol):
     def may_use(self, caller: Caller, bucket: str) -> bool:
         """Return whether a caller may use a bucket or access point.
 
-        The front asks before it looks the bucket up, and also for the bucket that ``x-amz-copy-source`` names.
-
-        A bucket that a caller may not use is also left out of the list of buckets.
+        The front calls this before it looks the bucket up, and also for the bucket that ``x-amz-copy-source`` names. A list of
+        buckets leaves out those that the caller may not use.
         """
 
 
@@ -169,7 +168,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectHead:
-    """What is known about an object before its bytes are read.
+    """The description of an object, which is known before its bytes are read.
 
     Attributes:
         key: Key of the object, as the client names it.
@@ -214,7 +213,7 @@ class OpenObject(Protocol):
 
         Raises:
             S3Error: The bytes cannot be read.
-            PenstockError: The same; the front finds its code in ``errors.WIRE``.
+            PenstockError: The bytes cannot be read; the front turns the error into an ``S3Error`` (``http/refusals.py``).
         """
 
     async def close(self) -> None:
@@ -222,7 +221,7 @@ class OpenObject(Protocol):
 
 
 class Bucket(Protocol):
-    """What answers requests for one bucket or access point.
+    """One bucket or access point, which answers the requests for it.
 
     All methods run on the event loop, and may raise ``S3Error`` or ``PenstockError``.
 
@@ -235,7 +234,7 @@ class Bucket(Protocol):
     created_s: float
 
     async def head(self, request: GatewayRequest) -> ObjectHead:
-        """Describe the object of ``request.key``. The size is always known; a transformed object may be produced for it."""
+        """Describe the object of ``request.key``, always with its size; a result may have to be produced for that."""
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
         """Begin to read the object of ``request.key``.
@@ -322,18 +321,18 @@ class ResultWriter(Protocol):
     """Where a transform writes its output. It is bounded, and what it takes becomes visible to readers at once."""
 
     def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
-        """Describe the output before its first byte. Without it, the output has the type of a stream of bytes.
+        """Describe the output before its first byte. If it is not called, the result has the default ``Content-Type``.
 
         Args:
             headers: Headers of the result: ``Content-Type``, ``x-amz-meta-...``; never its length or ETag.
-            size_bytes: Length of the output if it is known; another length is an error.
+            size_bytes: Length of the output in bytes if it is known; an output of another length is an error.
         """
 
     async def write(self, data: Buffer) -> None:
         """Append bytes to the output; waits while too much of it is in memory. The bytes are copied.
 
         Raises:
-            S3Error: The output is longer than allowed, or nobody wants it any more.
+            S3Error: The output is longer than allowed, or no reader is left that wants it.
         """
 
     def buffer(self) -> memoryview:
@@ -344,7 +343,7 @@ class ResultWriter(Protocol):
 
 
 class Transform(Protocol):
-    """What turns a source into a result.
+    """Turns a source into a result.
 
     Attributes:
         name: Name for logs and metrics, e.g. ``"tar2tfrecord"``.
@@ -352,7 +351,7 @@ class Transform(Protocol):
         is_deterministic: Whether equal sources and arguments give equal bytes.
         maps_ranges: Whether ``run`` can produce a range by itself; then ``size_bytes`` never returns None.
 
-    All but `name` may change in ``start``, which imports the code that says them.
+    ``start`` may change every attribute but `name`, because it imports the code that declares them.
     """
 
     name: str
@@ -361,17 +360,17 @@ class Transform(Protocol):
     maps_ranges: bool
 
     async def start(self) -> None:
-        """Start what takes time before the first request: processes, imports. The gateway calls it once, before it is ready.
+        """Start the worker processes and import the code. The gateway calls this once, before it is ready.
 
         Raises:
             ConfigError: The transform cannot work as it is configured; the message says why, with the user's traceback.
         """
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
-        """Return what distinguishes this request's result from others of the same source, e.g. ``{"epoch": "3"}``."""
+        """Return the arguments by which this request's result differs from others of the source, e.g. ``{"epoch": "3"}``."""
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
-        """Return the size of a result if it is known without producing it. For a listing, call it for all keys at once."""
+        """Return the size of a result in bytes, or None if only producing it tells. A listing calls it for all keys at once."""
 
     async def run(
         self,
@@ -387,10 +386,10 @@ class Transform(Protocol):
 
         Args:
             source: The object to read.
-            request: The request that caused it; equal results of other requests share it.
+            request: The request that caused the run. Requests with equal arguments share the result.
             arguments: What ``arguments`` returned for the request.
             output: Takes the result.
-            span: Range of the result to write; only if `maps_ranges`. None writes all of it.
+            span: Range of the result to write, which is allowed only if `maps_ranges` is true. None writes all of it.
         """
 
     async def close(self) -> None:

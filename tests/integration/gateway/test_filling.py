@@ -161,7 +161,7 @@ REFUSED = {
     "no-such-point": (["train", *BASE], "there is no access point 'train'"),
     "into": ([*BASE, "--into", "results"], "needs a bucket of results"),
     "no-cache": ([*BASE, "--cache", "none"], "results are made in the cache"),
-    "both": ([*BASE, "--manifest", "x", "--source", "y"], "--manifest excludes --source"),
+    "both": ([*BASE, "--manifest", "x", "--source", "y"], "--manifest and --source cannot be combined"),
     "executor": ([*BASE, "--executor", "threads"], "must be processes or ray"),
 }
 

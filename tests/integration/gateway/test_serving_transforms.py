@@ -298,7 +298,7 @@ BROKEN = {
     "module": (["--transform", "nowhere:function"], "nowhere"),
     "handler": (["--lambda", "nowhere:handler", "--lambda-dir", "."], "nowhere"),
     "both": (["--transform", "gzip", "--lambda", "a:b"], "has both transform and handler"),
-    "writing": (["--transform", "gzip", "--read-write"], "read_write = true excludes transform"),
+    "writing": (["--transform", "gzip", "--read-write"], "read_write = true cannot be combined with transform"),
 }
 
 

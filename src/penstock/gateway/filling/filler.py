@@ -1,4 +1,4 @@
-"""``ResultFiller``: makes results in this process, with the very parts that a gateway serves them with."""
+"""``ResultFiller``: makes results in this process, with the same parts as a gateway."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from penstock.store.base import Store
 
 CHECKS_PER_RESULT = 8
-"""Results that are looked for at the same time, for each one that is made: looking takes two round trips and no processor."""
+"""Lookups in flight for each result that is being made. A lookup waits for two round trips and uses almost no CPU."""
 
 _ATTEMPTS_COUNT = 2
 """A result that was found in the cache, but not all of its blocks, is made once more."""
 
 
 class _FailureLog(logging.Handler):
-    """Keeps what is logged about requests, because the errors that clients get tell nothing of code and paths."""
+    """Keeps log records about requests, because the errors that clients get name neither code nor paths."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -90,7 +90,7 @@ class ResultFiller:
         return self._assembly.results
 
     def identities(self) -> dict[str, str]:
-        """Return what distinguishes the results of each transform: equal on all machines that make the same results."""
+        """Return the identity of each transform by access point. Machines with equal identities make the same results."""
         return {name: transform.identity for name, transform in self._assembly.transforms.items()}
 
     def store(self, name: str) -> Store:
@@ -102,7 +102,7 @@ class ResultFiller:
 
         Args:
             keys: The sources; they are taken as results are finished.
-            filled: Called with what became of each result; errors of single results are among it.
+            filled: Called with the outcome of each result, failures included.
         """
         rest = iter(keys)
 
@@ -135,7 +135,7 @@ class ResultFiller:
             del texts[request.request_id]
 
     async def _ensure(self, source: FillKey, shared: SharedResult) -> Filled:
-        """Have a result in all places where it should be."""
+        """Make sure that a result is kept in every place of the job."""
         name, places = shared.plan.name, self._job.places
         is_derived = "results" in places and await self._results.has_derived(name)
         is_cached = shared.record is not None and shared.record.is_complete

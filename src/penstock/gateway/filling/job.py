@@ -22,10 +22,10 @@ Place = Literal["results", "cache"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillJob:
-    """What each process that makes results is told.
+    """The work of every process that makes results.
 
     Attributes:
-        config: The gateway, with nothing but the access points that are filled.
+        config: The gateway, with only the access points that are filled.
         places: Where a result must be in the end: in the bucket of results, in the cache of the node that makes it, or both.
         query: Parameters of the query of the requests whose results are made, e.g. ``{"x-penstock-epoch": "3"}``.
         caller: ID of the access key that sends them, for Lambda handlers whose answers depend on it.
@@ -77,7 +77,7 @@ def fill_job(
         if point.handler is not None and "GetObject" not in point.handler.actions:
             raise ConfigError(f"the handler of access point {point.name!r} does not answer GetObject")
     if not config.cache:
-        raise ConfigError("results are made in the cache, and there is none", hint="--cache PATH:SIZE")
+        raise ConfigError("results are made in the cache, and the cache is switched off", hint="--cache PATH:SIZE")
     alone = replace(
         config, access_points=chosen, directory="", read_write=False, webhook_service=WebhookServiceConfig()
     )
@@ -99,7 +99,7 @@ def _places(config: GatewayConfig, into: str | None) -> frozenset[Place]:
 
 
 class Filled(NamedTuple):
-    """What became of one result.
+    """The outcome of one result.
 
     Attributes:
         source: Its source.
@@ -118,10 +118,10 @@ class Filled(NamedTuple):
 
 
 class FillListener(Protocol):
-    """Hears what happens, in the thread that fills."""
+    """Receives the progress of ``fill``, in the thread that calls it."""
 
     def planned(self, results_count: int, source_bytes: int) -> None:
-        """So many results are to be made or found."""
+        """Report how many results will be made or found, and the size of their sources in bytes."""
 
     def filled(self, result: Filled) -> None:
-        """Something has become of one result."""
+        """Report the outcome of one result."""

@@ -35,7 +35,7 @@ its machine."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillOptions:
-    """Which results are made, and by whom.
+    """Which results are made, and where.
 
     Attributes:
         patterns: Keys of sources, prefixes that end with a slash, or patterns; empty for all.
@@ -45,7 +45,7 @@ class FillOptions:
         jobs: Number of transform processes, or of tasks on the cluster at a time; None means one for each processor.
 
     Raises:
-        ConfigError: An option is out of bounds, or excludes another one.
+        ConfigError: An option is out of bounds, or cannot be combined with another one.
     """
 
     patterns: Sequence[str] = ()
@@ -58,7 +58,7 @@ class FillOptions:
         if self.executor not in ("processes", "ray"):
             raise ConfigError(f"--executor {self.executor!r} must be processes or ray")
         if self.manifest and self.patterns:
-            raise ConfigError("--manifest excludes --source")
+            raise ConfigError("--manifest and --source cannot be combined")
         if self.jobs is not None:
             check_whole("jobs", self.jobs, 1)
         executor: Literal["threads", "ray"] = "ray" if self.executor == "ray" else "threads"
@@ -70,8 +70,8 @@ def fill(job: FillJob, options: FillOptions, listener: FillListener) -> None:
 
     Args:
         job: What is filled; see ``fill_job``.
-        options: Which results, and by whom.
-        listener: Hears what becomes of each result, failures included.
+        options: Which results are made, and where.
+        listener: Receives the outcome of each result, failures included.
 
     Raises:
         ConfigError: The configuration cannot be served, or the machines of the cluster would make other results.
@@ -93,7 +93,7 @@ def _run(work: Coroutine[None, None, None]) -> None:
 
 
 def _with_processes(job: FillJob, count: int | None) -> FillJob:
-    """Return a job whose transforms have so many processes; None leaves them as they are configured."""
+    """Return a job whose transforms have `count` worker processes each; None leaves the configured number."""
     if count is None:
         return job
     points = tuple(replace(point, processes=count) for point in job.config.access_points)
@@ -107,7 +107,10 @@ def _selected(job: FillJob, options: FillOptions, filler: ResultFiller) -> list[
             chain.from_iterable(listed_keys(each, filler.store(each.name), options.patterns) for each in points)
         )
     if len(points) > 1:
-        raise ConfigError("a manifest is of one access point", hint=f"name one of {', '.join(p.name for p in points)}")
+        raise ConfigError(
+            "--manifest names sources of one access point, and several would be filled",
+            hint=f"name one of {', '.join(p.name for p in points)}",
+        )
     return list(manifest_keys(points[0], options.manifest))
 
 

@@ -18,7 +18,7 @@ SECONDS_MAX = 60
 ERRORS_MAX = 50
 TEXT_CHARACTERS_MAX = 400
 TRANSFORM_CODES = ("Transform", "Lambda")
-"""How the codes of errors begin that are a transform's fault; some of them have the status 400, as on AWS."""
+"""Beginnings of error codes that are a transform's fault. Some of them come with status 400, as on AWS."""
 
 
 class Activity:
@@ -47,7 +47,7 @@ class Activity:
         self._write(record)
 
     def note_error(self, what: str, reason: str, request_id: str = "") -> None:
-        """Keep an error for the status page. What is told of one request more than once becomes one error.
+        """Keep an error for the status page. Several errors of one request become one entry.
 
         Args:
             what: What failed: a request, or a part of the gateway; empty if only the request's ID is known.

@@ -1,4 +1,4 @@
-"""Checks of a whole configuration before anything starts: names, bounds, files, and what excludes what."""
+"""Checks of a whole configuration before anything starts: names, bounds, files, and settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def check_config(config: GatewayConfig) -> None:
     if config.directory:
         _check_folder(config.directory, "directory")
     elif config.read_write:
-        raise ConfigError("read_write = true is of a directory, and there is none", hint="set it for an access point")
+        raise ConfigError(
+            "read_write = true needs a directory, and none is configured", hint="set it in an access point"
+        )
     if config.keys_file and not Path(config.keys_file).is_file():
         raise ConfigError(f"keys_file: {config.keys_file} is not a file", hint="--keys FILE: ACCESS:SECRET:ro, ...")
     _check_results(config)
@@ -69,7 +71,7 @@ def check_config(config: GatewayConfig) -> None:
     seen: set[str] = set()
     for point in config.access_points:
         if point.name in seen:
-            raise ConfigError(f"there are two access points of the name {point.name!r}")
+            raise ConfigError(f"two access points are named {point.name!r}")
         seen.add(point.name)
         _check_access_point(point)
 
@@ -78,14 +80,14 @@ def _check_results(config: GatewayConfig) -> None:
     _check_options(config.results_options, "results_options")
     if not config.results:
         if config.results_options:
-            raise ConfigError("results_options are of results, which is empty", hint="results = 's3://bucket/derived/'")
+            raise ConfigError("results_options is set, but results is empty", hint="results = 's3://bucket/derived/'")
         return
     if config.results.startswith(("http://", "https://")):
         raise ConfigError(f"results = {config.results!r} can only be read", hint="results = 's3://bucket/derived/'")
     if "://" not in config.results:
         _check_folder(config.results, "results")
     if not config.cache:
-        raise ConfigError("results pass through the cache, and there is none", hint="--cache PATH:SIZE")
+        raise ConfigError("results needs a cache, and the cache is switched off", hint="--cache PATH:SIZE")
     for point in config.access_points:
         is_served = point.transform or point.handler or point.webhook
         if is_served and f"{config.results.rstrip('/')}/".startswith(f"{point.upstream.rstrip('/')}/"):
@@ -111,9 +113,7 @@ def _check_addresses(config: GatewayConfig) -> None:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host = {config.host!r} is not an address of this machine: {error}") from None
     if config.domain and not _DOMAIN.fullmatch(config.domain):
-        raise ConfigError(
-            f"domain = {config.domain!r} is not a host name", hint="e.g. s3.example.com, in small letters"
-        )
+        raise ConfigError(f"domain = {config.domain!r} is not a host name", hint="e.g. s3.example.com, in lower case")
     if config.region and not _REGION.fullmatch(config.region):
         raise ConfigError(f"region = {config.region!r} is not a region", hint="e.g. us-east-1; empty accepts all")
 
@@ -172,8 +172,8 @@ def _check_access_point(point: AccessPoint) -> None:
     place = f"access point {point.name!r}"
     if not NAME.fullmatch(point.name):
         raise ConfigError(
-            f"{place} has a name that is not one of a bucket",
-            hint="3 to 63 small letters, digits and hyphens, with a letter or digit at both ends (--name NAME)",
+            f"{place}: the name is not a bucket name",
+            hint="3 to 63 lower-case letters, digits and hyphens, with a letter or digit at both ends (--name NAME)",
         )
     if not point.upstream:
         raise ConfigError(f"{place}: upstream is empty", hint="upstream = 's3://bucket/prefix/', or a directory")
@@ -182,9 +182,11 @@ def _check_access_point(point: AccessPoint) -> None:
     if len(kinds) > 1:
         raise ConfigError(f"{place} has both {kinds[0]} and {kinds[1]}", hint="an access point has one of them")
     if point.read_write and kinds:
-        raise ConfigError(f"{place}: read_write = true excludes {kinds[0]}", hint="write through another access point")
+        raise ConfigError(
+            f"{place}: read_write = true cannot be combined with {kinds[0]}", hint="write through another access point"
+        )
     if point.arguments and not point.transform:
-        raise ConfigError(f"{place} has arguments, and no transform that takes them")
+        raise ConfigError(f"{place} has arguments, but no transform")
     if not _ACCOUNT.fullmatch(point.account):
         raise ConfigError(f"{place}: account = {point.account!r} must have 12 digits")
     if not _REGION.fullmatch(point.region):

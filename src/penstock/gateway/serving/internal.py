@@ -42,7 +42,7 @@ class InternalFront:
         key: The key that signs and verifies URLs; all processes of a gateway share it.
 
     Attributes:
-        endpoint: What handlers of Lambda are told.
+        endpoint: Port and keys of this endpoint, for handlers.
     """
 
     def __init__(self, key: AccessKey) -> None:

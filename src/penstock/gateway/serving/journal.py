@@ -1,4 +1,4 @@
-"""What the gateway tells on stderr beside requests: start, reloads, ends of processes. As lines or JSON, without secrets."""
+"""The gateway's messages on stderr beside the access log, as lines or JSON: start, reloads, ends of processes. No secrets."""
 
 from __future__ import annotations
 

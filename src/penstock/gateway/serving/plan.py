@@ -1,4 +1,4 @@
-"""What a configuration would serve, as lines for people; ``penstock gateway check`` prints them."""
+"""What a configuration would serve, as lines of text; ``penstock gateway check`` prints them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan_lines(config: GatewayConfig) -> list[str]:
 
 def _keys_line(keys: AccessKeys | None) -> str:
     if keys is None:
-        return "access keys: none; whoever is on this machine may read"
+        return "access keys: none; everyone on this machine may read"
     text = f"access keys: {len(keys)}"
     return f"{text}, and unsigned requests" if keys.anonymous is not None else text
 

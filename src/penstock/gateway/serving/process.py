@@ -100,7 +100,7 @@ class GatewayProcess:
         return self._authenticator
 
     def reload(self, keys: AccessKeys | None) -> None:
-        """Take new access keys, and load the certificate again; what is not valid leaves the old one in force."""
+        """Take new access keys, and load the certificate again; if either is not valid, the old one remains in force."""
         told = []
         if self._authenticator is not None and keys is not None:
             try:

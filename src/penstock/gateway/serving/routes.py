@@ -1,9 +1,9 @@
 """The paths under ``/-/``: health, readiness, metrics, and the status page with its data.
 
-Health and readiness tell nothing and are open. The others are answered to this machine alone; ``status = "metrics"`` opens the
-metrics, which contain no keys of objects, and ``status = "everyone"`` the status page as well. A reverse proxy on this machine
-makes everybody look local, so a request that was forwarded is not; and a web page that rebinds its host name to 127.0.0.1 is
-recognised by that name.
+Health and readiness reveal nothing, so everyone may read them. The other pages are for this machine alone, unless
+``status = "metrics"`` opens the metrics, which contain no keys of objects, or ``status = "everyone"`` opens the status page as
+well. Behind a reverse proxy on this machine every client has a local address, so forwarded requests do not count as local. A
+web page that rebinds its host name to 127.0.0.1 is recognized by the ``Host`` header.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StatusRoutes:
         self.state = "starting"
 
     def by_path(self) -> dict[str, Callable[[BaseRequest], Awaitable[StreamResponse]]]:
-        """Return the handlers as ``Front`` takes them; paths that do not exist are answered, too."""
+        """Return the handlers as ``Front`` takes them; unknown paths below ``/-/`` are answered as well."""
         return {
             "/-/health": self._health,
             "/-/ready": self._ready,

@@ -1,4 +1,4 @@
-"""What the status page shows, as texts: values by name and tables by name. The page and its script render the same texts."""
+"""The status page as texts: values by name and tables by name. The page and its script render the same texts."""
 
 from __future__ import annotations
 

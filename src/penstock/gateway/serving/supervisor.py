@@ -75,7 +75,7 @@ class WorkerSlot:
 
 
 class Supervisor:
-    """Runs worker processes until it is told to stop.
+    """Runs worker processes until a signal stops it.
 
     Args:
         order: What the workers serve.
@@ -200,7 +200,7 @@ class Supervisor:
             waiting.cancel()
 
     async def _run(self, slot: WorkerSlot) -> int:
-        """Start a process in a slot, hear it to its end, and return its exit code."""
+        """Start a process in a slot, take its messages until it ends, and return its exit code."""
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), slot.listener.fileno())
         command = [sys.executable, "-m", "penstock.gateway.serving.worker", *map(str, fds)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig
 
 EXPIRY_WARNING_S = 14 * 86400.0
-"""A certificate that ends sooner than this is warned of."""
+"""The gateway warns of a certificate that expires sooner than this."""
 
 PEM_BYTES_MAX = 1024 * 1024
 _BEGIN = "-----BEGIN CERTIFICATE-----"
@@ -52,7 +52,7 @@ class TlsCertificate:
         return _expires_s(self._paths[0])
 
     def warning(self) -> str:
-        """Return a warning if the certificate has expired or soon will; otherwise nothing."""
+        """Return a warning if the certificate has expired or soon will; otherwise an empty text."""
         left_s = self.expires_s() - time.time()
         if left_s > EXPIRY_WARNING_S:
             return ""

@@ -69,7 +69,7 @@ def _access_point(name: str, table: Mapping[str, object], where: str, folder: Pa
     place = f"{where}: access_points.{name}"
     values = dict(table)
     if "name" in values:
-        raise ConfigError(f"{place}: the name stands in the table's head", hint=f"[access_points.{name}]")
+        raise ConfigError(f"{place}: the table's header already names it", hint=f"[access_points.{name}]")
     if "cache" in values:
         values["deterministic"] = _deterministic(values, place)
     values.setdefault("folder", ".")
@@ -106,5 +106,5 @@ def _syntax_error(path: str, error: Exception) -> ConfigError:
         return ConfigError(f"{path} is not TOML: it is not UTF-8")
     twice = _DECLARED_TWICE.search(str(error))
     if twice:
-        return ConfigError(f"{path}: there are two access points of the name {twice[1]!r}: {error}")
+        return ConfigError(f"{path}: two access points are named {twice[1]!r}: {error}")
     return ConfigError(f"{path} is not TOML: {error}")

@@ -1,7 +1,7 @@
-"""Tables of a TOML file become frozen configs: each key is a field, and each value is checked against the field's type.
+"""Makes frozen configs of TOML tables: each key is a field, and each value is checked against the field's type.
 
-The spelling of a value follows from the name of its field: what ends with ``_bytes``, ``_bytes_max`` or ``_bytes_per_s`` may be
-a size such as ``"4GiB"``, and what ends with ``_s`` or ``_s_max`` a duration such as ``"90s"``.
+The name of a field says which units its value may have: a field that ends with ``_bytes``, ``_bytes_max`` or ``_bytes_per_s``
+may be a size such as ``"4GiB"``, and one that ends with ``_s`` or ``_s_max`` a duration such as ``"90s"``.
 """
 
 from __future__ import annotations

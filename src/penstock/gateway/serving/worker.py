@@ -1,7 +1,7 @@
 """A worker process: ``python -m penstock.gateway.serving.worker CHANNEL LISTENER``, with the numbers of two descriptors.
 
-What it serves comes over the channel. It ends when the supervisor says so, or when the channel ends because the supervisor
-was killed; should its event loop hang then, a thread ends it.
+The order to serve comes over the channel. The process ends when the supervisor says so, or when the channel ends because the
+supervisor was killed. If its event loop hangs then, a thread ends the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What excludes what, bounds, names and files are checked before anything starts."""
+"""Contradictions, bounds, names and files are checked before anything starts."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_a_sound_configuration_passes() -> None:
 
 
 POINTS = {
-    "capitals": ({"name": "Train"}, "name that is not one of a bucket"),
-    "short name": ({"name": "a"}, "name that is not one of a bucket"),
-    "hyphen": ({"name": "-ab"}, "name that is not one of a bucket"),
-    "path": ({"name": "../etc"}, "name that is not one of a bucket"),
+    "capitals": ({"name": "Train"}, "the name is not a bucket name"),
+    "short name": ({"name": "a"}, "the name is not a bucket name"),
+    "hyphen": ({"name": "-ab"}, "the name is not a bucket name"),
+    "path": ({"name": "../etc"}, "the name is not a bucket name"),
     "no upstream": ({"upstream": ""}, "upstream is empty"),
     "no directory": ({"upstream": "/does/not/exist"}, "is not a directory"),
     "option": ({"upstream_options": {"endpoint": "x"}}, "has no key 'endpoint'. Hint: did you mean endpoint_url"),
     "option's type": ({"upstream_options": {"anonymous": "yes"}}, "must be of type bool"),
     "two transforms": ({"transform": "gzip", "webhook": WebhookConfig(url="http://h/")}, "both transform and webhook"),
     "a handler too": ({"transform": "gzip", "handler": LambdaConfig(handler="m.f")}, "both transform and handler"),
-    "writing": ({"transform": "gzip", "read_write": True}, "read_write = true excludes transform"),
-    "arguments": ({"arguments": {"a": "1"}}, "has arguments, and no transform"),
+    "writing": ({"transform": "gzip", "read_write": True}, "read_write = true cannot be combined with transform"),
+    "arguments": ({"arguments": {"a": "1"}}, "has arguments, but no transform"),
     "account": ({"account": "12"}, "must have 12 digits"),
     "region": ({"region": "Mars!"}, "is not a region"),
     "time": ({"time_s_max": 0}, "time_s_max=0 must be a number, more than 0"),
@@ -64,7 +64,7 @@ def test_access_points_that_are_refused(case: str) -> None:
 
 GATEWAYS = {
     "nothing": ({"access_points": ()}, "nothing to serve"),
-    "names": ({"access_points": (POINT, POINT)}, "two access points of the name 'train'"),
+    "names": ({"access_points": (POINT, POINT)}, "two access points are named 'train'"),
     "port": ({"port": 65536}, "port=65536"),
     "workers": ({"workers": 0}, "workers=0"),
     "host": ({"host": "no such host"}, "is not an address"),
@@ -75,7 +75,7 @@ GATEWAYS = {
     "no certificate": ({"tls_certificate": "/no/c", "tls_key": "/no/k"}, "tls_certificate: /no/c is not a file"),
     "keys": ({"keys_file": "/no/keys"}, "/no/keys is not a file"),
     "directory": ({"directory": "/no/folder"}, "directory: /no/folder is not a directory"),
-    "writing": ({"read_write": True}, "read_write = true is of a directory"),
+    "writing": ({"read_write": True}, "read_write = true needs a directory"),
     "cache": ({"cache": "/nvme"}, "does not say how large"),
     "drain": ({"drain_s_max": -1}, "drain_s_max=-1"),
     "connections": ({"limits": GatewayLimits(connections_max=0)}, "limits.connections_max=0"),
@@ -131,10 +131,10 @@ def test_texts_that_are_no_duration(text: str) -> None:
 REFUSED_RESULTS = {
     "inside": ({"results": "s3://b/train/derived/", "cache": "/x:1GB"}, "lies in what access point"),
     "the-same": ({"results": "s3://b/train", "cache": "/x:1GB"}, "lies in what access point"),
-    "no-cache": ({"results": "s3://b/derived/"}, "results pass through the cache"),
+    "no-cache": ({"results": "s3://b/derived/"}, "results needs a cache"),
     "read-only": ({"results": "https://example.com/derived/", "cache": "/x:1GB"}, "can only be read"),
     "no-folder": ({"results": "/nowhere/derived", "cache": "/x:1GB"}, "is not a directory"),
-    "options": ({"results_options": {"region": "eu"}}, "results_options are of results"),
+    "options": ({"results_options": {"region": "eu"}}, "results_options is set, but results is empty"),
 }
 
 
