@@ -38,9 +38,9 @@ from penstock.types import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.fetch import Chunk
     from penstock.formats import OnCorrupt, Parser
     from penstock.index.place import IndexPlace, ShardLike, VersionedShard
+    from penstock.index.recorder import IndexedVersion
     from penstock.store import Store
     from penstock.types import Blob, Buffer
 
@@ -241,13 +241,18 @@ class _Build:
         plan = [PlanItem(each.shard.key, etag=each.if_match, size_bytes=each.size_bytes) for each in group]
         chunks = store.read_parts(plan)
         done_count = 0
-        current: _Reading | None = None
+        current: ShardReading | None = None
         try:
             for chunk in chunks:
                 versioned = group[chunk.request_index]
                 if current is None:
-                    current = _Reading(versioned, self._on_corrupt)
-                index = current.feed(chunk)
+                    current = ShardReading(
+                        versioned,
+                        url=versioned.shard.url,
+                        format_name=_given_format(versioned),
+                        on_corrupt=self._on_corrupt,
+                    )
+                index = current.feed(chunk.data, is_last=chunk.last)
                 if self._listener is not None:
                     self._listener.progressed(len(chunk.data))
                 if chunk.last:
@@ -269,41 +274,55 @@ class _Build:
         return len(group)
 
 
-class _Reading:
-    """A shard that is being read and parsed."""
+class ShardReading:
+    """A shard that is being read from its first byte to its last, and indexed.
 
-    def __init__(self, versioned: VersionedShard, on_corrupt: OnCorrupt) -> None:
-        self._shard = versioned
+    Args:
+        shard: Its key in the index, and its version.
+        url: URL or key, which may say what its format is if the content does not.
+        format_name: Its format, if the job names one.
+        on_corrupt: What happens to corrupt samples; see ``penstock.formats``.
+
+    Attributes:
+        error: Why it cannot be indexed; the rest of its bytes is ignored.
+        ranged: Name of its format if that has a footer, with the positions of samples; the bytes are ignored then.
+    """
+
+    def __init__(
+        self, shard: IndexedVersion, *, url: str, format_name: str | None = None, on_corrupt: OnCorrupt = "raise"
+    ) -> None:
+        self._shard = shard
+        self._url = url
+        self._given_format = format_name
         self._on_corrupt = on_corrupt
         self._parser: Parser | None = None
         self._recorder: ShardRecorder | None = None
         self.error: PenstockError | None = None
-        self.ranged: str | None = None  # name of the format if it has a footer
+        self.ranged: str | None = None
 
     @property
     def skipped_samples(self) -> int:
         """Number of corrupt samples left out so far."""
         return 0 if self._parser is None else self._parser.skipped_samples
 
-    def feed(self, chunk: Chunk) -> ShardIndex | None:
-        """Take the next bytes; return the shard's index after the last ones. The rest of a corrupt shard is ignored."""
+    def feed(self, data: Buffer, *, is_last: bool) -> ShardIndex | None:
+        """Take the next bytes, at first at least ``HEAD_BYTES`` if there are so many; return the index after the last ones."""
         if self.error is not None or self.ranged is not None:
             return None
         try:
             if self._recorder is None:
-                name = _format_of(self._shard, bytes(chunk.data[:HEAD_BYTES]))
-                if FORMATS[name].ranged is not None and chunk.data:
+                # The name decides for an empty shard.
+                name = without_content(self._given_format or detect(self._url, bytes(data[:HEAD_BYTES])))
+                if FORMATS[name].ranged is not None and len(data):
                     self.ranged = name
                     return None
-                name_of_parser, url = _cheapest(name), self._shard.shard.url
-                self._parser = parser_of(name_of_parser, shard=url, on_corrupt=self._on_corrupt)
+                self._parser = parser_of(_cheapest(name), shard=self._url, on_corrupt=self._on_corrupt)
                 self._recorder = ShardRecorder(self._shard, name)
             assert self._parser is not None
-            data = chunk.data
-            for samples in feed_in_pieces(self._parser, chunk.data):
+            for samples in feed_in_pieces(self._parser, data):
                 self._recorder.feed(data, samples)
                 data = data[:0]  # a compressed chunk gives several pieces, and its bytes count once
-            if not chunk.last:
+            if not is_last:
                 return None
             last = self._parser.finish()
             return self._recorder.finish(last, decided=self._parser.decided_format)

@@ -9,7 +9,7 @@ memory, and the checksum already covers the bytes before them. If the end of a s
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
@@ -37,6 +37,22 @@ WRITES_MAX = 16
 """Indexes of shards, of about 100 KB each, that may wait to be written; a killed build has to make them again."""
 
 
+class IndexedVersion(Protocol):
+    """One version of a shard, as its row names it; a ``VersionedShard`` is one."""
+
+    @property
+    def key(self) -> str:
+        """Key relative to the data set's base URL."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the shard in bytes."""
+
+    @property
+    def etag(self) -> str:
+        """ETag of the version."""
+
+
 class ShardRecorder:
     """Takes one shard's bytes and samples, from its first byte to its last, and makes its ``ShardIndex``.
 
@@ -47,7 +63,7 @@ class ShardRecorder:
     Cost: 64 KiB, and 16 bytes and the key of each sample; about 1 µs per sample and 55 µs per MB.
     """
 
-    def __init__(self, shard: VersionedShard, format_name: str) -> None:
+    def __init__(self, shard: IndexedVersion, format_name: str) -> None:
         self._shard = shard
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"

@@ -20,7 +20,7 @@ from servers.gateway import WAIT_S, Gateway, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
-RUNS = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
+RUNS = 'penstock_gateway_result_runs_total{access_point="made",outcome="ok"}'
 COUNT = 12
 
 

@@ -17,6 +17,7 @@ from penstock.gateway.results.identity import ResultIdentity, ResultName
 from penstock.gateway.results.open_result import OpenResult
 from penstock.gateway.results.plan import ResultPlan
 from penstock.gateway.results.record import DEFAULT_TYPE
+from penstock.index.place import FOLDER
 from penstock.types import ObjectInfo, Page
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ class TransformedBucket:
         await self._learn_sizes(request, listed)
         decided_count = await self._sizes.decide(listed)
         token = None if page.next_token is None else _NEXT_PAGE + page.next_token
-        prefixes = [each for each in page.prefixes if each.startswith(prefix)]
+        prefixes = [each for each in page.prefixes if each.startswith(prefix) and not is_beside_shards(each)]
         if decided_count < len(listed):
             end = listed[decided_count].source.key
             prefixes = [each for each in prefixes if each < end]
@@ -345,7 +346,7 @@ class TransformedBucket:
     def _listed(self, request: GatewayRequest, info: ObjectInfo, prefix: str) -> ListedResult | None:
         """Return the result of a listed source; None if it is not served here, or not below `prefix`."""
         key = self._renaming.result_key(info.key)
-        if key is None or not key.startswith(prefix):
+        if key is None or not key.startswith(prefix) or is_beside_shards(info.key):
             return None
         name = self._name(info.key, etag_of(info), self._transform.arguments(request))
 
@@ -386,6 +387,11 @@ class TransformedBucket:
             await self._transform.close()
         finally:
             await self._source_bucket.close()
+
+
+def is_beside_shards(key: str) -> bool:
+    """Whether a source is what penstock keeps beside shards. It describes the sources, and is no source itself."""
+    return key.startswith(FOLDER) or f"/{FOLDER}" in key
 
 
 def _head_of(request: GatewayRequest, source: BucketSource, plan: ResultPlan) -> ObjectHead:

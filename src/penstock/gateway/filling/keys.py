@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.compose import connect, split
 from penstock.errors import ConfigError
+from penstock.gateway.buckets.transformed import is_beside_shards
 from penstock.index import read_manifest
-from penstock.index.place import FOLDER
 from penstock.patterns import is_pattern, matcher, split_glob
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def manifest_keys(point: AccessPoint, url: str) -> Iterator[FillKey]:
 
 def _is_left_out(key: str) -> bool:
     """Whether an object is no source: markers of folders, and what penstock keeps beside shards."""
-    return key.endswith("/") or key.startswith(FOLDER) or f"/{FOLDER}" in key
+    return key.endswith("/") or is_beside_shards(key)

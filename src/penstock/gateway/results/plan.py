@@ -24,6 +24,7 @@ class ResultPlan:
             long as it is kept.
         transform: Name of the transform, for logs and messages.
         access_point: Name of the access point, for metrics.
+        waits_for_results: Whether it is made of other results; then it takes none of the turns of transforms, which these need.
         arguments: Arguments of the transform, for people who look at what is kept.
         is_deterministic: Whether producing it again gives the same bytes.
         size_bytes: Size of the result if it is known beforehand; another size is an error.
@@ -36,6 +37,7 @@ class ResultPlan:
     produce: Callable[[ResultWriter], Awaitable[None]] | None
     transform: str = ""
     access_point: str = ""
+    waits_for_results: bool = False
     arguments: Mapping[str, str] = field(default_factory=dict)
     is_deterministic: bool = True
     size_bytes: int | None = None

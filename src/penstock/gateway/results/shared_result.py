@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -357,7 +358,7 @@ class SharedResult:
         self._context.remember(record)
 
     async def _produce(self) -> None:
-        async with self._context.turn():
+        async with nullcontext() if self.plan.waits_for_results else self._context.turn():
             self._runs_count += 1
             run = self.run = self._context.new_run(
                 self.plan,

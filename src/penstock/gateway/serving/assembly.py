@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 from penstock.fetch import process_budget
 from penstock.gateway.aws_lambda import LambdaBucket, LambdaTransform
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
+from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
@@ -104,7 +105,8 @@ class Assembly:
             links = InternalLinks(point, source.store, internal=internal)
             bucket = TransformedBucket(point, source, transform=transform, results=results, links=links)
             self.transformed[point.name] = bucket
-            self._points[point.name] = _with_actions(point, bucket, source=source, transform=transform, links=links)
+            indexed = IndexedBucket(point, bucket, results=results)
+            self._points[point.name] = _with_actions(point, indexed, source=source, transform=transform, links=links)
         await internal.start(sources)  # also those without a transform: a request may name a webhook for them
         await asyncio.gather(*(transform.start() for transform in self.transforms.values()))
         await asyncio.gather(*(asyncio.to_thread(_find_credentials, sources[point.name].store) for point in points))

@@ -1,0 +1,317 @@
+"""``IndexedBucket``: an access point with a transform, and the index of its results beside them.
+
+A ``Loader`` looks for ``PREFIX.penstock/dataset.index`` and ``PREFIX.penstock/shards/KEY.index``; see
+docs/development/index-files.md. Here these objects exist for every prefix, in no listing, and describe the results. Each is a
+result itself: made once of the results that it describes, kept like them, and found by an ETag that follows from theirs.
+
+The index of a result that holds no samples is empty, and an empty index is told as a missing object; so this is found out once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from multidict import CIMultiDict
+
+from penstock.errors import ObjectChangedError, ObjectMissingError
+from penstock.formats import HEAD_BYTES, format_of_name
+from penstock.gateway.buckets.transformed import is_beside_shards
+from penstock.gateway.objects import ObjectHead
+from penstock.gateway.results.identity import ResultName
+from penstock.gateway.results.open_result import OpenResult
+from penstock.gateway.results.plan import ResultPlan
+from penstock.index import DatasetIndex, ShardRow
+from penstock.index.building import ShardReading
+from penstock.index.place import DATASET_KEY, FOLDER, SHARDS_PREFIX, SUFFIX
+from penstock.index.shard_index import HEAD_BYTES_MAX, read_head
+from penstock.types import ByteRange, ListPage, ObjectInfo, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from penstock.gateway.buckets.transformed import TransformedBucket
+    from penstock.gateway.config import AccessPoint
+    from penstock.gateway.objects import Answer, GatewayRequest, OpenObject, RequestBody, ResultWriter
+    from penstock.gateway.results.results import Results
+    from penstock.gateway.results.shared_result import SharedResult
+    from penstock.types import Buffer
+
+T = TypeVar("T")
+
+TRANSFORM = "index"
+"""Stands for the transform in the records of indexes."""
+
+SHARDS_MAX = 200_000
+"""Results beyond which a prefix has no index: one takes a listing of them all, and a few hundred bytes of memory each."""
+
+_VERSION = "1"
+_TOGETHER_MAX = 8
+"""Indexes of results that are made at the same time; each parses its result on one of ``_THREADS_COUNT`` threads."""
+_THREADS_COUNT = 2
+_TIME_S_MAX = 86400.0
+_TYPE = {"Content-Type": "application/octet-stream"}
+_KEY = re.compile(
+    rf"(?P<base>(?:.*/)?){re.escape(FOLDER)}(?:{re.escape(DATASET_KEY)}"
+    rf"|{re.escape(SHARDS_PREFIX)}(?P<shard>.+){re.escape(SUFFIX)})",
+    re.DOTALL,
+)
+
+
+class ResultVersion(NamedTuple):
+    """One version of a result; see ``IndexedVersion``.
+
+    Attributes:
+        key: Key relative to the prefix of the index.
+        size_bytes: Size of the result.
+        etag: ETag of the result.
+    """
+
+    key: str
+    size_bytes: int
+    etag: str
+
+
+class IndexedBucket:
+    """A bucket of results with their index.
+
+    Args:
+        access_point: Its configuration.
+        bucket: The results. It is closed with this object.
+        results: The results of this process, among which indexes are kept.
+
+    Attributes:
+        name: Name of the access point.
+        created_s: When it was created.
+    """
+
+    def __init__(self, access_point: AccessPoint, bucket: TransformedBucket, *, results: Results) -> None:
+        self.name = bucket.name
+        self.created_s = bucket.created_s
+        self._scope = access_point.upstream
+        self._bucket = bucket
+        self._results = results
+        # Where listings tell the sizes of sources, clients find no result in an index, and listings must stay cheap.
+        self._serves_indexes = access_point.list_sizes != "source"
+        self._turns = asyncio.Semaphore(_TOGETHER_MAX)
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def head(self, request: GatewayRequest) -> ObjectHead:
+        """Describe a result or an index; see ``Bucket.head``."""
+        if not is_beside_shards(request.key):
+            return await self._bucket.head(request)
+        opened = await self.open(request, None)
+        await opened.close()
+        return opened.head
+
+    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
+        """Begin to read a result or an index; see ``Bucket.open``.
+
+        Cost: for an index of a prefix, a listing of its results, as ``AccessPoint.list_sizes`` has it, and the first time one
+        pass over their bytes; for the index of one result, the first time one pass over it.
+        """
+        if not is_beside_shards(request.key):
+            return await self._bucket.open(request, hint)
+        wanted = _KEY.fullmatch(request.key)
+        if wanted is None or not self._serves_indexes or not self._bucket.keeps_results(request):
+            raise ObjectMissingError(f"{self.name} has no object {request.key!r}", status=404)
+        plain = _plain(request)
+        if wanted["shard"] is not None:
+            info = await self._described(plain, wanted["base"] + wanted["shard"])
+            shared = await self._shard_index(plain, wanted["base"], info)
+        else:
+            shared = await self._dataset_index(plain, wanted["base"])
+        if not await shared.wait_size_bytes():
+            raise ObjectMissingError(f"nothing below {wanted['base']!r} has an index", status=404)
+        plan = shared.plan
+        head = ObjectHead(
+            key=request.key,
+            size_bytes=None,
+            etag=plan.name.etag,
+            last_modified_s=plan.last_modified_s,
+            headers=_TYPE,
+        )
+        return OpenResult(shared, head, spools=True)
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
+        """Return one page of the results; see ``Bucket.list_objects``."""
+        return await self._bucket.list_objects(request, operation)
+
+    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """Refuse changes, as the bucket does; see ``Bucket.other``."""
+        return await self._bucket.other(request, body)
+
+    async def close(self) -> None:
+        """Close the bucket of results; idempotent."""
+        await self._bucket.close()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown)
+
+    # ── one result ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _described(self, request: GatewayRequest, key: str) -> ObjectInfo:
+        """Return key, ETag and time of a result, without producing it."""
+        opened = await self._bucket.open(replace(request, key=key), None)
+        await opened.close()
+        return ObjectInfo(key, 0, opened.head.etag, opened.head.last_modified_s)
+
+    async def _shard_index(self, request: GatewayRequest, base: str, info: ObjectInfo) -> SharedResult:
+        """Return the index of a result, without beginning to make it."""
+        version = ResultVersion(info.key.removeprefix(base), 0, info.etag or "")
+
+        async def produce(output: ResultWriter) -> None:
+            async with self._turns:
+                await self._index_result(replace(request, key=info.key), version, output)
+
+        return await self._share(info.key, _etag("shard", base, version.etag), info.last_modified_s or 0.0, produce)
+
+    async def _index_result(self, request: GatewayRequest, version: ResultVersion, output: ResultWriter) -> None:
+        """Read a result, and write its index; nothing if it has no samples.
+
+        Raises:
+            ObjectChangedError: The source was replaced.
+        """
+        opened = await self._bucket.open(request, None)
+        try:
+            version = version._replace(size_bytes=await opened.wait_size_bytes())
+            if opened.head.etag != version.etag:
+                raise ObjectChangedError(f"{request.key} was replaced while it was indexed")
+            reading = ShardReading(version, url=f"s3://{self.name}/{request.key}")
+            await self._read(opened, reading)
+            index = await self._on_thread(partial(reading.feed, b"", is_last=True))
+        finally:
+            await opened.close()
+        output.begin(_TYPE)
+        if index is not None:
+            await output.write(await self._on_thread(index.encode))
+
+    async def _read(self, opened: OpenObject, reading: ShardReading) -> None:
+        """Feed the bytes of a result, at first so many that they show its format."""
+        held = b""
+        is_begun = False
+        async with aclosing(opened.read(None)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                data: Buffer = piece
+                if not is_begun:
+                    data = held = held + bytes(piece)
+                    if len(held) < HEAD_BYTES:
+                        continue
+                is_begun = True
+                await self._on_thread(partial(reading.feed, data, is_last=False))
+                if reading.error is not None or reading.ranged is not None:
+                    return
+        if not is_begun:
+            reading.feed(held, is_last=False)
+
+    # ── all results of a prefix ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _dataset_index(self, request: GatewayRequest, base: str) -> SharedResult:
+        """Return the index of a prefix, without beginning to make it.
+
+        Raises:
+            ObjectMissingError: Nothing below the prefix has the name of a shard, or there is too much of it.
+        """
+        infos = await self._listed(request, base)
+        versions = [text for info in infos for text in (info.key, str(info.size_bytes), info.etag or "")]
+        last_modified_s = max(info.last_modified_s or 0.0 for info in infos)
+
+        async def produce(output: ResultWriter) -> None:
+            rows = await self._rows(request, base, infos)
+            output.begin(_TYPE)
+            if rows:
+                await output.write(DatasetIndex(f"s3://{self.name}/{base}", rows).encode())
+
+        return await self._share(
+            f"{base}{FOLDER}{DATASET_KEY}", _etag("dataset", base, *versions), last_modified_s, produce
+        )
+
+    async def _listed(self, request: GatewayRequest, base: str) -> list[ObjectInfo]:
+        infos: list[ObjectInfo] = []
+        operation = ListPage(base)
+        while True:
+            page = await self._bucket.list_objects(replace(request, key=""), operation)
+            if not isinstance(page, Page):
+                break
+            infos += [info for info in page.objects if format_of_name(info.key) is not None]
+            if page.next_token is None or len(infos) > SHARDS_MAX:
+                break
+            operation = operation._replace(token=page.next_token)
+        if not 0 < len(infos) <= SHARDS_MAX:
+            raise ObjectMissingError(f"there is no index of {len(infos)} results below {base!r}", status=404)
+        return infos
+
+    async def _rows(self, request: GatewayRequest, base: str, infos: Sequence[ObjectInfo]) -> list[ShardRow]:
+        """Return the rows of those results that have an index; the indexes are made if necessary."""
+        rows: list[ShardRow] = []
+        rest = iter(infos)
+
+        async def work() -> None:
+            for info in rest:
+                row = await self._row(await self._shard_index(request, base, info))
+                if row is not None:
+                    rows.append(row)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(_TOGETHER_MAX, len(infos))):
+                    tasks.create_task(work())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return rows
+
+    async def _row(self, shared: SharedResult) -> ShardRow | None:
+        size_bytes = await shared.wait_size_bytes()
+        if not size_bytes:
+            return None
+        data = bytearray()
+        async with aclosing(shared.pieces(ByteRange(0, min(size_bytes, HEAD_BYTES_MAX)))) as pieces:
+            async for piece in pieces:
+                data += piece
+        return read_head(data, shared.plan.name.key)
+
+    # ── both ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _share(
+        self, key: str, etag: str, last_modified_s: float, produce: Callable[[ResultWriter], Awaitable[None]]
+    ) -> SharedResult:
+        name = ResultName(self._scope, key, etag)
+        found = self._results.shared(name)
+        if found is not None:
+            return found
+        plan = ResultPlan(
+            name=name,
+            produce=produce,
+            transform=TRANSFORM,
+            access_point=f"{self.name}/index",
+            last_modified_s=last_modified_s,
+            time_s_max=_TIME_S_MAX,
+            waits_for_results=True,
+        )
+        return self._results.share(plan, await self._results.find(name))
+
+    async def _on_thread(self, function: Callable[[], T]) -> T:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="penstock-index")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _etag(*texts: str) -> str:
+    digest = blake2b(digest_size=20)
+    for text in (TRANSFORM, _VERSION, *texts):
+        raw = text.encode(errors="surrogateescape")
+        digest.update(len(raw).to_bytes(8, "little"))
+        digest.update(raw)
+    return f'"{digest.hexdigest()}"'
+
+
+def _plain(request: GatewayRequest) -> GatewayRequest:
+    """Return a request for what the index describes, without the conditions and the range, which are for the index."""
+    kept = [pair for pair in request.headers.items() if not pair[0].lower().startswith(("if-", "range"))]
+    return replace(request, method="GET", headers=CIMultiDict(kept))
