@@ -181,6 +181,7 @@ class GatewayConfig:
         log_format: ``"lines"`` or ``"json"``.
         status: Who may see the status page and the metrics. ``"loopback"`` shows both to this machine only, ``"metrics"`` shows
             the metrics to everyone, and ``"everyone"`` shows both to everyone.
+        cors_origins: Origins whose web pages may use the gateway in a browser, e.g. ``https://example.org``; ``"*"`` for all.
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: Bounds on what clients may use.
         webhook_service: How the gateway serves its transforms as webhooks.
@@ -204,6 +205,7 @@ class GatewayConfig:
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
     status: Literal["loopback", "metrics", "everyone"] = "loopback"
+    cors_origins: tuple[str, ...] = ()
     drain_s_max: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)

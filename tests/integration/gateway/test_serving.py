@@ -66,6 +66,27 @@ def start(folder: Path) -> Iterator[Start]:
             gateway.kill()
 
 
+def test_pages_of_configured_origins_may_read(folder: Path) -> None:
+    """A browser is told that a page of a configured origin may read, and nothing about another one."""
+    text = 'port = 0\ncache = "none"\nworkers = 2\ncors_origins = ["https://example.org"]\n'
+    text += '[access_points.data]\nupstream = "data"\n'
+    (folder / "gateway.toml").write_text(text)
+    gateway = Gateway("--config", "gateway.toml", folder=folder)
+    try:
+        allowed = []
+        for origin in ("https://example.org", "https://example.com"):
+            request = urllib.request.Request(
+                f"{gateway.url}/data/deep/a.bin", headers={"Origin": origin}, method="HEAD"
+            )
+            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+                allowed.append(answer.headers["Access-Control-Allow-Origin"])
+        assert allowed == ["https://example.org", None]
+        assert gateway.stop() == 0
+    finally:
+        if gateway.process.poll() is None:
+            gateway.kill()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_boto3_reads_from_it(start: Start, workers: int) -> None:
     """A client reads an object, a range and a listing; SIGTERM ends the gateway with code 0 and no process left."""

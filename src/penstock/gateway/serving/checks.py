@@ -38,6 +38,7 @@ ACTIONS = ("GetObject", "HeadObject", "ListObjects", "ListObjectsV2")
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _REGION = re.compile(r"[a-z0-9-]{1,64}")
 _DOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,62})(?:\.[a-z0-9-]{1,63})*(?::[0-9]{1,5})?")
+_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)?")
 
 
@@ -116,6 +117,11 @@ def _check_addresses(config: GatewayConfig) -> None:
         raise ConfigError(f"domain = {config.domain!r} is not a host name", hint="e.g. s3.example.com, in lower case")
     if config.region and not _REGION.fullmatch(config.region):
         raise ConfigError(f"region = {config.region!r} is not a region", hint="e.g. us-east-1; empty accepts all")
+    for origin in config.cors_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origins: {origin!r} is not an origin", hint="https://example.org, without a path, or *"
+            )
 
 
 def _check_limits(config: GatewayConfig) -> None:

@@ -83,6 +83,7 @@ class GatewayProcess:
             extra_routes={**self._routes.by_path(), **self._assembly.routes()},
             domain=config.domain,
             region=config.region,
+            cors_origins=config.cors_origins,
         )
         await self._front.start([listener], tls=self._tls.context if self._tls else None)
         listener.close()  # the front has its own descriptor of it

@@ -70,6 +70,7 @@ GATEWAYS = {
     "host": ({"host": "no such host"}, "is not an address"),
     "domain": ({"domain": "Ex ample"}, "is not a host name"),
     "region": ({"region": "US EAST"}, "is not a region"),
+    "origin": ({"cors_origins": ("https://example.org/page",)}, "is not an origin"),
     "key alone": ({"tls_key": "/k"}, "tls_certificate is not given"),
     "certificate alone": ({"tls_certificate": "/k"}, "tls_key is not given"),
     "no certificate": ({"tls_certificate": "/no/c", "tls_key": "/no/k"}, "tls_certificate: /no/c is not a file"),
