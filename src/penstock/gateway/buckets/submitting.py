@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange, Completion, Get, ObjectInfo, Operation, Transfer
 
 
+_AT_ONCE_BYTES_MAX = 256 << 10
+"""A body of at most this length is not announced before it has arrived, which saves waking the event loop twice."""
+
+
 class LoopSink:
     """A sink whose end the event loop awaits.
 
@@ -102,7 +106,7 @@ class FirstRead(LoopSink):
         length_bytes_max: The most bytes to read; of a longer object only the beginning is read.
 
     Attributes:
-        described: Set when the answer has begun, or has ended without a body.
+        described: Set when the answer has begun; if its body is short or missing, only when it has ended.
         info: The object, once ``described`` is set.
         span: The bytes that are being read; None for an empty object.
         leaves_body_alone: True: nobody can change the bytes that ``wait_body`` returns.
@@ -133,7 +137,8 @@ class FirstRead(LoopSink):
         length_bytes = min(span.length_bytes, self._length_bytes_max)
         self.info, self.span = info, span._replace(end=span.start + length_bytes)
         self._landing = landing = self._make_landing(length_bytes)
-        self.on_loop(self._describe)
+        if length_bytes > _AT_ONCE_BYTES_MAX:
+            self.on_loop(self._describe)
         return landing
 
     def _make_landing(self, length_bytes: int) -> Landing:
