@@ -3,7 +3,7 @@
 Clients differ in what they send: ``~`` as ``%7E``, lower-case hexadecimal digits, ``+`` for a space, ``?uploads`` without an
 equals sign. S3 therefore decodes path and query, and encodes them again by one rule. A few clients sign what they send as it
 is; for these, the characters as sent are the second form that is tried. That is safe, because both forms name the request
-completely: whoever signed one of them meant the object that its decoded path names.
+completely: a client that signed either form meant the object that its decoded path names.
 
 Source: Amazon S3 API reference, "Signature Calculations", "Task 1: create a canonical request".
 """

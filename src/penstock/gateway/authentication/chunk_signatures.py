@@ -1,4 +1,4 @@
-"""Rules for the chunks of a streamed upload: signed one after the other, unsigned, or signed by a key that nobody checks.
+"""Rules for the chunks of a streamed upload: signed one after the other, unsigned, or signed by a key that is not checked.
 
 Each signature covers the one before it, so chunks cannot be left out, repeated or exchanged.
 
@@ -52,7 +52,7 @@ class ChunkSigner:
 
 
 class ChunkRules(Protocol):
-    """What holds for the chunks of one body."""
+    """Checks the chunks of one body."""
 
     def begin(self, signature: str | None) -> None:
         """Begin a chunk whose header has this signature. Raises ``S3Error`` if it must have one, or must not."""

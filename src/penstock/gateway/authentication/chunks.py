@@ -25,10 +25,10 @@ _TRAILER_SIGNATURE = "x-amz-trailer-signature"
 
 
 class ChunkDecoder:
-    """Takes an encoded body in pieces, and gives its data.
+    """Takes an encoded body in pieces, and returns its data.
 
     Args:
-        rules: What holds for the chunks' signatures.
+        rules: Checks the chunks' signatures.
         length_bytes: Length of the decoded body, which the request's head promised.
         may_trail: Names of the trailers that the request's head announced, in lower case.
 

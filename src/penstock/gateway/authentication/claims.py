@@ -34,7 +34,7 @@ _VERSION_4 = frozenset(
     }
 )
 SIGNING_PARAMETERS = _VERSION_4 | version_2.QUERY_PARAMETERS
-"""Parameters of a query that sign it, of both versions; nobody behind the front sees them."""
+"""Query parameters that belong to a signature of either version. The front removes them."""
 
 _REQUIRED = _VERSION_4 - {"X-Amz-Security-Token"}
 _FIELDS_MAX = 3

@@ -1,4 +1,4 @@
-"""Access keys: what may sign requests, and what each of them may do. A set of keys never changes; reloading makes another."""
+"""Access keys: who may sign requests, and what each key permits. A set of keys never changes; reloading makes a new set."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class AccessKeys:
 
     @property
     def anonymous(self) -> AccessKey | None:
-        """What unsigned requests may do; None if they are refused."""
+        """Key that stands for unsigned requests; None if they are refused."""
         return self._anonymous
 
     def get(self, access_key: str) -> AccessKey | None:

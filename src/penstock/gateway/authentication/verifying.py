@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.gateway.objects import RequestHead
 
 SKEW_S_MAX = 15 * 60
-"""How far the time of a signed request may be from this host's time, in seconds; as S3 has it."""
+"""Largest difference between the time of a signed request and this host's clock, in seconds; S3's own limit."""
 
 SERVICES = frozenset({"s3", "s3-object-lambda"})
 _DAY_KEYS_MAX = 1024
@@ -151,7 +151,7 @@ class SignatureAuthenticator:
             raise _expired(signed_s + claim.expires_s, now_s, details={"X-Amz-Expires": str(claim.expires_s)})
 
     def _keep(self, key: AccessKey, scope: str, day_key: bytes) -> None:
-        """Keep the day's key, and with it the one of nobody, so that both kinds of refusal still cost the same."""
+        """Keep the day's key, and that of the unknown caller, so that both kinds of refusal still cost the same."""
         if len(self._day_keys) >= _DAY_KEYS_MAX:
             self._day_keys = {}
         self._day_keys[key.access_key, key.secret_key, scope] = day_key
@@ -159,7 +159,7 @@ class SignatureAuthenticator:
 
 
 class OpenAuthenticator:
-    """Takes every request as it is, for a gateway without keys, which listens on loopback only.
+    """Accepts every request, for a gateway without keys, which listens on loopback only.
 
     A web page could reach such a gateway through the browser of a user of this host, under a name of its own that resolves to
     loopback. Therefore requests must name an address of loopback, ``localhost``, or one of `domains`.
@@ -230,7 +230,7 @@ def _expired(expires_s: float, now_s: float, details: Mapping[str, str] | None =
 
 
 def unsigned_request(head: RequestHead, *, may_write: bool) -> VerifiedRequest:
-    """Return a request of nobody in particular, whose body nothing signs."""
+    """Return an anonymous request, whose body no signature covers."""
     payload = payload_of(head.headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD), is_presigned=False)
     return VerifiedRequest(Caller("", may_write), partial(open_body, head=head, payload=payload, signer=None))
 

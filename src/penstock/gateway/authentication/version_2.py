@@ -2,8 +2,8 @@
 
 boto3 makes them by default for endpoints of its users in ``us-east-1``. Their signature covers the method, the path, the time
 until which they are valid, headers that begin with ``x-amz-``, and those parameters of the query that ``SIGNED_PARAMETERS``
-names. It covers neither the host nor any other parameter. Therefore the bucket that a host name names is part of the text that
-is compared, and only parameters of listings may be sent that nobody signed.
+names. It covers neither the host nor any other parameter. Therefore the bucket of the host name is part of the text that
+is compared, and only parameters of listings may be sent unsigned.
 
 Source: Amazon S3 developer guide, "Signing and authenticating REST requests".
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY_PARAMETER, EXPIRES_PARAMETER, SIGNATURE_PARAMETER = "AWSAccessKeyId", "Expires", "Signature"
 QUERY_PARAMETERS = frozenset({KEY_PARAMETER, EXPIRES_PARAMETER, SIGNATURE_PARAMETER})
-"""Parameters of a query that sign it; nobody behind the front sees them."""
+"""Query parameters that belong to the signature. The front removes them."""
 
 SIGNED_PARAMETERS = frozenset(
     [
@@ -97,7 +97,7 @@ class Version2Claim(NamedTuple):
     Attributes:
         access_key: ID of the access key.
         signature: The signature in Base64.
-        expires_s: Until when the URL is valid, in seconds since 1970.
+        expires_s: Time at which the URL expires, in seconds since 1970.
         headers: Headers that are sent as parameters of the query, by their names in lower case.
     """
 

@@ -18,7 +18,7 @@ HEAD_PARAMETERS = ("versionId",)
 
 
 class SignsRequests(Protocol):
-    """Makes URLs of the source bucket at the internal endpoint."""
+    """Signs URLs of the source bucket at the internal endpoint."""
 
     def __call__(self, method: str, key: str, *, query: Mapping[str, str], headers: Mapping[str, str]) -> str:
         """Return a signed URL.
@@ -38,7 +38,7 @@ class LambdaBucket:
         inner: Answers everything else.
         transform: The handler.
         actions: Which operations the handler answers: ``HeadObject``, ``ListObjects``, ``ListObjectsV2``.
-        sign: Makes ``inputS3Url``.
+        sign: Signs ``inputS3Url``.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class InternalEndpoint:
     Attributes:
         port: Its port.
         key: Key with which handlers sign ``WriteGetObjectResponse``. It is valid for nothing else.
-        responses: Answers that the handlers of this process owe.
+        responses: Answers that this process expects from its handlers.
         authenticator: Verifies ``WriteGetObjectResponse``.
     """
 

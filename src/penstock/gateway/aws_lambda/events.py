@@ -1,4 +1,4 @@
-"""The events that handlers get, as S3 Object Lambda makes them, and what of a request they depend on.
+"""The events that handlers get, in the form of S3 Object Lambda, and the arguments by which results differ.
 
 Source: the user guide of S3 Object Lambda, "Event context format and usage".
 """
@@ -25,13 +25,13 @@ REQUIRED_HEADERS = frozenset(
         "x-amz-server-side-encryption-customer-key-md5",
     }
 )
-"""Headers without which the source answers differently. ``inputS3Url`` signs them if the caller sent them, so that the handler
-must send them, too. Others are not signed: handlers that send nothing but the URL are common, and they are right here."""
+"""Headers that change the source's answer. ``inputS3Url`` signs those that the caller sent, so the handler must send them as
+well. No others are signed, because many handlers send no headers of their own."""
 
 GATEWAY_HEADERS = frozenset(
     {"range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "x-penstock-length"}
 )
-"""Headers that are about the result, which the gateway keeps, compares and cuts; a handler would apply them to the source."""
+"""Headers about the result, which the gateway compares and cuts by itself; a handler would apply them to the source."""
 
 SIGNING_HEADERS = frozenset(
     {"authorization", "x-amz-security-token", "x-amz-date", "x-amz-signature", "x-amz-credential"}
@@ -75,7 +75,7 @@ CLIENT_HEADERS = frozenset(
         *("x-amz-content-sha256", "x-amz-checksum-mode", "x-amz-te", "x-amz-sdk-checksum-algorithm"),
     }
 )
-"""Headers that clients send of their own accord. They are in the event, but equal requests may differ in them."""
+"""Headers that client libraries add by themselves. They are in the event, but equal requests may differ in them."""
 
 CLIENT_PREFIXES = ("amz-sdk-", "sec-", "x-forwarded-", "x-b3-", "x-datadog-")
 GATEWAY_PARAMETERS = frozenset({"partnumber", "range", "lambdaarn", "x-penstock-length"})
@@ -136,12 +136,12 @@ def user_url(request: GatewayRequest, access_point: AccessPoint) -> str:
 
 
 def user_query(request: GatewayRequest) -> dict[str, str]:
-    """Return the parameters of the query that are the handler's business."""
+    """Return the parameters of the query that the handler gets."""
     return {name: value for name, value in request.query.items() if is_for_handler(name)}
 
 
 def is_for_handler(parameter: str) -> bool:
-    """Whether a parameter of the query is the handler's business: signatures, parts and headers of the answer are not."""
+    """Whether the handler gets a parameter of the query. It does not get signatures, part numbers and response headers."""
     lower = parameter.lower()
     return lower not in GATEWAY_PARAMETERS and not lower.startswith(("x-amz-", "response-"))
 

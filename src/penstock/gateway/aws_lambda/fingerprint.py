@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 
 FILES_MAX = 10_000
 CONTENT_BYTES_MAX = 16 * MIB
-"""Larger files that are no Python modules are represented by their size."""
+"""Files larger than this, in bytes, that are not Python modules count by their size only."""
 LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 
 
@@ -44,7 +44,7 @@ def _is_code(folder: Path) -> bool:
 
 
 def _entry(path: Path, name: str) -> bytes:
-    """Return a digest of a file's name and content. What is no regular file, such as a pipe, counts by its name."""
+    """Return a digest of a file's name and content. A pipe or device counts by its name."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0")
     try:
         if path.is_file():

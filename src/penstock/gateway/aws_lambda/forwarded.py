@@ -29,7 +29,7 @@ ERROR_CODES = {
     500: "InternalError",
     503: "ServiceUnavailable",
 }
-"""Codes of errors for which the handler names none."""
+"""Error codes by status, for handlers that name none."""
 
 CHECKSUMS = frozenset(
     {"crc32", "crc32c", "crc64nvme", "sha1", "sha256", "sha512", "md5", "xxhash64", "xxhash3", "xxhash128"}
@@ -49,7 +49,7 @@ KEPT = (
 """Headers that readers of the result get."""
 
 DROPPED = frozenset({"etag", "last-modified", "accept-ranges", "content-range", "x-amz-mp-parts-count"})
-"""Headers that a handler may send and that the gateway knows better: they describe a result that it keeps and cuts itself."""
+"""Headers that a handler may send and that are dropped: the gateway sets them for the results that it keeps and cuts."""
 
 _KEPT_NAMES = {name.lower(): name for name in KEPT}
 ERROR_CODE = re.compile(r"[A-Z][a-zA-Z]+")

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
 WAITING_MAX = 1024
-"""Calls that may wait for a worker; more are refused with ``SlowDown``."""
+"""Largest number of calls that wait for a worker process; further ones are refused with ``SlowDown``."""
 GRACE_S = 1.0
-"""How long a handler may go on after nobody wants its answer, in seconds. Killing it costs another import of its module."""
+"""How long a handler may go on after its answer is no longer needed, in seconds. Killing it costs another import."""
 LOG = logging.getLogger("penstock.gateway.lambda")
 
 
@@ -105,7 +105,7 @@ class HandlerPool:
             self._keep(self._replace(worker))
 
     def abandon(self, call: asyncio.Task[Any]) -> None:
-        """Let a call end whose result nobody wants: by itself soon, otherwise by killing its worker."""
+        """Give a call whose result is not needed a short time to end, then kill its worker process."""
         if not call.done():
             handle = asyncio.get_running_loop().call_later(GRACE_S, call.cancel)
             call.add_done_callback(lambda _: handle.cancel())

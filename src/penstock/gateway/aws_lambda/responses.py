@@ -1,4 +1,4 @@
-"""Answers that handlers owe: each has a route and a token that is valid once, and a writer that takes the body."""
+"""Pending answers of handlers: each has a route, a token that is valid once, and a writer that takes the body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PendingResponse:
         token: ``outputToken`` of the event.
         output: Takes the body.
         finished: Ends when the body has arrived to its end, or with the ``S3Error`` for the client.
-        is_begun: Whether the handler has sent the head of its answer.
+        is_begun: Whether the head of the handler's answer has arrived.
     """
 
     def __init__(self, output: ResultWriter) -> None:
@@ -41,25 +41,25 @@ class PendingResponse:
         return self.finished.done() and not self.finished.cancelled() and self.finished.exception() is None
 
     def begin(self, copying: asyncio.Task[None]) -> None:
-        """Note that the handler has begun to answer, and the task that copies the body."""
+        """Note that the head of the answer has arrived, and which task copies the body."""
         self.is_begun = True
         self._copying = copying
         copying.add_done_callback(self._ended)
 
     def close(self) -> None:
-        """Stop copying; nobody wants the answer any more."""
+        """Stop copying; the answer is not needed any more."""
         if self._copying is not None:
             self._copying.cancel()
         if not self.finished.done():
             self.finished.cancel()
         elif not self.finished.cancelled():
-            self.finished.exception()  # so that asyncio does not complain that nobody looked at it
+            self.finished.exception()  # otherwise asyncio logs that it was never retrieved
 
     def _ended(self, copying: asyncio.Task[None]) -> None:
         if self.finished.done():
             return
         if copying.cancelled():
-            message = "WriteGetObjectResponse was broken off."
+            message = "The call of WriteGetObjectResponse was broken off."
             self.finished.set_exception(S3Error("ConnectionClosedByRequester", message, status=400))
             return
         error = copying.exception()
@@ -70,7 +70,7 @@ class PendingResponse:
 
 
 class PendingResponses:
-    """All answers that the handlers of this process owe."""
+    """All answers that this process expects from its handlers."""
 
     def __init__(self) -> None:
         self._by_token: dict[bytes, PendingResponse] = {}

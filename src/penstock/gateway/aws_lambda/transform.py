@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class LambdaTransform:
     """Runs an unchanged handler of S3 Object Lambda; implements ``Transform``.
 
-    A handler never hears of ranges, parts and conditions. It produces the whole result once, and the gateway cuts it.
+    A handler does not see ranges, part numbers and conditions. It produces the whole result once, and the gateway cuts it.
 
     Cost: worker processes, each with the memory that the handler takes.
 
@@ -39,7 +39,7 @@ class LambdaTransform:
         endpoint: Where the handler sends its answers.
 
     Raises:
-        ConfigError: The access point has no handler, or its folder cannot be read.
+        ConfigError: The access point has no handler, or the folder of its code cannot be read.
     """
 
     maps_ranges = False

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 FRAME_BYTES_MAX = 16 * MIB
 LOG_BYTES_MAX = 1 * MIB
-"""Output of one call that is logged; more is dropped."""
+"""Largest output of one call that is logged, in bytes; the rest is dropped."""
 OUTPUT_BYTES_MAX = 64 * MIB
-"""Output of one call after which the process is stopped."""
+"""Output of one call, in bytes, after which the process is killed."""
 LINE_BYTES_MAX = 16 * KIB
 LINES_MAX = 10_000
-"""Lines of one call that are logged; a record takes some 10 µs, during which the gateway does nothing else."""
+"""Largest number of lines of one call that are logged. A record takes about 10 µs of the event loop."""
 START_S_MAX = 120.0
-"""Longest time for importing the handler's module; TensorFlow takes 10 to 20 s on a busy machine."""
+"""Longest time for importing the handler's module, in seconds; TensorFlow takes 10 to 20 s on a busy machine."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables of the gateway's environment that handlers get. Credentials are not among them."""
 LOG = logging.getLogger("penstock.gateway.lambda")

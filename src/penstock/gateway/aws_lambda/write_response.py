@@ -59,7 +59,9 @@ class WriteGetObjectResponse:
             finally:
                 copying.cancel()  # if this request was cancelled
             if copying.cancelled():
-                raise S3Error("ConnectionClosedByRequester", "Nobody waits for this answer any more.", status=400)
+                raise S3Error(
+                    "ConnectionClosedByRequester", "The client that waited for this answer has left.", status=400
+                )
             if not (head.is_error and isinstance(copying.exception(), S3Error)):
                 copying.result()
         except S3Error as error:
@@ -155,7 +157,7 @@ async def _client_error(head: ForwardedHead, body: RequestBody) -> S3Error:
 
 
 def error_of_document(text: bytes) -> tuple[str, str]:
-    """Return code and message of S3's error document; two empty texts if it is none."""
+    """Return code and message of an S3 error document; two empty texts for any other text."""
     if b"<!" in text:  # S3 sends no document type, and entities could grow without bound
         return "", ""
     try:

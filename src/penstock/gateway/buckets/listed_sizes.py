@@ -46,7 +46,7 @@ class ListedSizes(Protocol):
     """What happens to results of unknown size."""
 
     async def decide(self, listed: Sequence[ListedResult]) -> int:
-        """Set the sizes of those that are to be listed, and return how many from the first on are decided: at least one."""
+        """Set the sizes of results that are to be listed, and return how many, from the first on, are decided: at least one."""
 
 
 class KnownSizes:

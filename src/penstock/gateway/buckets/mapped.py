@@ -1,4 +1,4 @@
-"""``MappedResult``: a result of which the transform produces any range by itself, so that nothing needs to be kept."""
+"""``MappedResult``: a result whose ranges the transform produces by themselves, so nothing is kept."""
 
 from __future__ import annotations
 

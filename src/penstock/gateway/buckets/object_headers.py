@@ -34,7 +34,7 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that are kept with an object and sent with it.
 
     Raises:
-        S3Error: One asks for what is not done here (encryption, locks, access for others), or the user metadata is too long.
+        S3Error: A header needs what the gateway lacks (encryption, locks, access for others), or the user metadata is too long.
     """
     refuse_shared_access(headers)
     kept: dict[str, str] = {}

@@ -17,7 +17,7 @@ class KeyRenaming:
     """How keys of sources become keys of results, and back.
 
     With suffixes, only sources that have one of them are served: an object that the transform is not meant for must not be
-    passed on as it is, since the transform may be there to redact it.
+    served as it is, because the transform may be there to redact it.
 
     Args:
         suffixes: New suffix by old suffix; a new one may be empty. No suffixes serve every source under its own key.

@@ -75,12 +75,12 @@ class BucketSource:
             await opened.close()
 
     async def check_unchanged(self) -> None:
-        """Make sure that whoever got a URL read the version in `head`, whatever the URL says.
+        """Check that the object behind the URLs that were handed out is still the version in `head`.
 
         Raises:
             ObjectChangedError: The object was replaced.
 
-        Cost: nothing if nobody got a URL; else what the bucket needs to describe an object.
+        Cost: nothing if no URL was handed out; otherwise what the bucket needs to describe an object.
         """
         if self._is_linked:
             self._check(await self._bucket.head(replace(self._request, method="HEAD")))

@@ -51,7 +51,7 @@ _LIST_PARAMETERS = frozenset(
     {"list-type", "encoding-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker"}
     | {"fetch-owner"}
 )
-"""Parameters that say what is listed, and not which results: a listing tells of the results that a GET without them gets."""
+"""Parameters of a listing itself. They do not reach the transform: a listing shows what a GET without them would get."""
 
 EPOCH_NAMES = ("x-penstock-epoch", "x-penstock-seed")
 """Parameters of the query, or headers, that make a transform with random numbers deterministic."""
@@ -59,7 +59,8 @@ EPOCH_NAMES = ("x-penstock-epoch", "x-penstock-seed")
 LENGTH_HEADER = "x-penstock-length"
 
 _GRACE_S = 10.0
-"""Time after a transform's own limit: its error tells clients not to try again, and the error of the run would not."""
+"""Time that a run has beyond the limit of its transform. The transform's error tells clients not to try again, so it should
+come before that of the run."""
 
 
 class TransformedBucket:
@@ -70,7 +71,7 @@ class TransformedBucket:
         source_bucket: The bucket that holds the sources. It is closed with this one.
         transform: What turns a source into a result. It is closed with this bucket.
         results: The results of this process.
-        links: How other processes reach the sources; None if the transform needs that not.
+        links: How other processes reach the sources; None if the transform reads them in this process only.
         created_s: When the access point was created, in seconds since 1970; 0 if that is not known.
 
     Attributes:
@@ -189,7 +190,7 @@ class TransformedBucket:
         return self._results.share(plan, record)
 
     async def _open_mapped(self, request: GatewayRequest, source: BucketSource) -> MappedResult:
-        """Begin to read a result of which the transform produces any range by itself."""
+        """Begin to read a result whose ranges the transform produces by themselves."""
         arguments = self._transform.arguments(request)
         name = self._name(source.key, source.head.etag, arguments)
         size_bytes = await self._transform.size_bytes(_as_info(source), arguments)
@@ -295,7 +296,7 @@ class TransformedBucket:
         before, and what ``AccessPoint.list_sizes`` says about sizes that are not known.
         """
         if operation.delimiter and self._renaming.has_in_suffix(operation.delimiter):
-            raise S3Error("NotImplemented", "This delimiter occurs in suffixes that are renamed.", status=501)
+            raise S3Error("NotImplemented", "A delimiter that occurs in renamed suffixes is not supported.", status=501)
         wanted = self._source_page(operation)
         query = {name: value for name, value in request.query.items() if name not in _LIST_PARAMETERS}
         request = replace(request, query=query)

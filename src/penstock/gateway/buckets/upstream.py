@@ -156,7 +156,7 @@ class UpstreamBucket:
         return UpstreamObject(self, info, CompleteRead(span, body), head=self._known_head(info))
 
     def _known_head(self, info: ObjectInfo) -> ObjectHead:
-        """Return what clients are told about an object, which was made before if the cache has returned this record before."""
+        """Return the head of an object; it is made only once for each record that the cache returns."""
         known = self._heads.get(info.key)
         if known is not None and known[0] is info:
             return known[1]
@@ -313,7 +313,7 @@ class UpstreamObject:
 
 
 def object_head(info: ObjectInfo) -> ObjectHead:
-    """Return what clients are told about an object of a store."""
+    """Return the head of an object of a store."""
     headers = {
         _SHOWN_NAMES.get(name) or name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
         for name, value in kept_headers(info.headers).items()

@@ -65,7 +65,7 @@ class AccessLog(Protocol):
     """Takes the record of each request."""
 
     def __call__(self, record: AccessRecord) -> None:
-        """Take one record; must return soon."""
+        """Take one record. It must return quickly, because it runs on the event loop."""
 
 
 def as_line(record: AccessRecord) -> str:
@@ -158,7 +158,7 @@ class AccessLogWriter:
         if dropped_count:
             lines.append(f"penstock gateway: {dropped_count} lines of the access log were dropped: nobody read them.")
         if lines:
-            with suppress(OSError, ValueError):  # nobody has it open any more
+            with suppress(OSError, ValueError):  # the reader has closed it
                 self._stream.write("\n".join([*lines, ""]))
                 self._stream.flush()
 

@@ -19,7 +19,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class LazyBody:
-    """A ``RequestBody`` that is opened when it is first read. Nothing is read of a body that nobody wants.
+    """A ``RequestBody`` that is opened when it is first read. A body that is not needed is not read.
 
     Args:
         exchange: The request.

@@ -54,8 +54,8 @@ def parse_range(header: str | None) -> WantedRange | None:
     """Parse a ``Range`` header.
 
     Returns:
-        The range, or None if the header is to be ignored, as HTTP demands for what is not a range of bytes and as S3 does for
-        several ranges: the answer is then the whole object.
+        The range, or None if the header is ignored and the whole object is sent: HTTP demands this for other units than
+        bytes, and S3 does it for several ranges.
     """
     match = _ONE_RANGE.match(header) if header is not None else None
     if match is None:

@@ -44,7 +44,7 @@ class ConnectionPool(web.Server):
     Args:
         handler: Answers one request.
         refusal: Makes the answer to what is not a valid HTTP request.
-        limits: What one client may cost.
+        limits: Bounds on what clients may use.
     """
 
     def __init__(

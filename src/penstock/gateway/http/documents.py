@@ -42,7 +42,7 @@ def error_document(
 
     Args:
         code: Code of the error.
-        message: Message for people.
+        message: One sentence that explains the error.
         resource: Path that was requested.
         request_id: ID of the request.
         host_id: ID of the host, as in ``x-amz-id-2``.
@@ -82,7 +82,7 @@ def object_list(bucket: str, query: ListQuery, page: Page) -> bytes:
 
     Args:
         bucket: Name of the bucket.
-        query: What was asked for.
+        query: Parameters of the request.
         page: The objects and prefixes.
 
     Cost: about 3 µs per key.

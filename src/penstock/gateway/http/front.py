@@ -59,11 +59,11 @@ class Front:
     Args:
         buckets: What it serves.
         authenticator: Verifies signatures.
-        limits: What one client may cost.
+        limits: Bounds on what clients may use.
         metrics: Counts requests.
         log: Takes a record of each request; None for no access log.
         extra_routes: Handlers of paths that are not S3's, by exact path, or by a prefix that ends with a slash; the longest
-            one counts. They get aiohttp's request, unverified.
+            match is used. They get aiohttp's request before its signature is verified.
         domain: Domain whose subdomains are bucket names, beside ``localhost``.
         region: Region that the gateway says it is in.
         cors_origins: Origins whose web pages may use the gateway; ``*`` for all.
@@ -213,7 +213,7 @@ class Front:
         headers = _joined(request)
         target = split_target(request.raw_path)
         _check_head(request, headers, target, self.limits)
-        if target.host:  # it is what counts, and so it must be what is signed
+        if target.host:  # the target's host overrides the header, so it must be the signed one
             headers = CIMultiDict({**headers, "Host": target.host})
         exchange.more_headers = cors_headers(headers, self._cors_origins)
         if method == "OPTIONS":
@@ -277,7 +277,7 @@ class Front:
         return refusal.code
 
     def _refuse_malformed(self, request: BaseRequest, status: int) -> StreamResponse:
-        """Return the answer to what is not a valid HTTP request, or to one that failed in a way that nobody foresaw."""
+        """Return the answer to what is not a valid HTTP request, or to one that failed unexpectedly."""
         self.metrics.add("penstock_gateway_malformed_total")
         return _refusal(request, status)
 

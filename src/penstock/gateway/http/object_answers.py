@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
         return cls(parse_range(header), number)
 
     def for_version(self, request: GatewayRequest, head: ObjectHead) -> Wanted:
-        """Return what is wanted of one version: all of it if ``If-Range`` names another one."""
+        """Return what to send of one version: all of it if ``If-Range`` names another version."""
         condition = request.headers.get("If-Range") if self.range is not None else None
         return Wanted(None, None) if condition is not None and not still_matches(condition, head) else self
 

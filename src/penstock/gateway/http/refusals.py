@@ -33,7 +33,7 @@ _CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
     (UnsupportedFormatError, "NotImplemented", "The object is of a kind that cannot be read."),
     (ConfigError, "InvalidRequest", "The upstream cannot perform this request."),
 )
-"""Classes, the most special first: code and message. The messages of the errors themselves may name hosts and paths."""
+"""Code and message of each class of error, subclasses first. The messages of the errors themselves may name hosts and paths."""
 
 
 def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:

@@ -12,13 +12,13 @@ class ResultsConfig:
     """Limits of one gateway process.
 
     Attributes:
-        recent_bytes_max: Memory for blocks that were produced last, which serve readers a little behind and small results.
-        reading_bytes_max: Memory for all pieces that are being read from the disk or sent, as far as 64 KiB per reader allow.
+        recent_bytes_max: Memory in bytes for the blocks that were produced last, for readers that are a little behind.
+        reading_bytes_max: Memory in bytes for all pieces that are being read or sent; each reader may use at least 64 KiB.
         runs_max: Largest number of transforms that run at the same time; further ones wait.
         background_runs_max: Largest number of runs that go on although all their readers have left.
         storing_blocks_max: Blocks of one run that may wait for the disk.
         held_blocks_max: Blocks of one run that are held in memory for readers if the disk does not take them.
-        lag_s_max: Time for which the slowest reader of such a run may make no progress before the run goes on without it.
+        lag_s_max: Time in seconds for which the slowest reader of such a run may make no progress before it is left behind.
         hold_s: How long a result of a transform that is not deterministic is held after its last use, in seconds.
         threads_max: Largest number of threads that read and write blocks.
         records_max: Number of records of results that are remembered.

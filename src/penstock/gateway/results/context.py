@@ -68,7 +68,7 @@ class ResultsContext:
     async def find(self, name: ResultName) -> ResultRecord | None:
         """Return the record of a complete result; None if it is not kept.
 
-        Cost: nothing if this process has used it before; else a look at the disk, on a thread.
+        Cost: nothing if this process has used the result before; otherwise one lookup on the disk, on a thread.
         """
         known = self.records.get(name)
         if known is not None:
@@ -89,7 +89,7 @@ class ResultsContext:
             self.records.popitem(last=False)
 
     def forget(self, record: ResultRecord) -> None:
-        """Remove what is left of a result of which a block is missing."""
+        """Remove a result that lacks a block."""
         self.records.pop(ResultName(record.scope, record.key, record.etag), None)
         if not self._closed:
             self._executor.submit(self.storage.remove, record)

@@ -115,14 +115,14 @@ class HeldResults:
             self._context.storage.mark_used(base)
 
     def drop(self, name: ResultName) -> None:
-        """Hold a result no longer, because its bytes are lost."""
+        """Stop holding a result, because its bytes are lost."""
         for base in [base for base, held in self._held.items() if held.name == name]:
             del self._held[base]
             self._retire(name)
             self._context.remove_soon(base)
 
     async def _sweep(self) -> None:
-        """Remove what nobody uses any more, as long as anything is held."""
+        """Remove results that are no longer used, for as long as any are held."""
         while self._held:
             await asyncio.sleep(self._hold_s / 4)
             now_s = time.monotonic()

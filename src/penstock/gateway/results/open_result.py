@@ -20,8 +20,8 @@ class OpenResult:
     Args:
         shared: The result.
         head: What is known about it.
-        spools: Whether its length must be known before the first byte.
-        hides_size: Whether its length is only told to those who ask for it.
+        spools: Whether reading waits until the length is known.
+        hides_size: Whether `head` leaves the size out until ``wait_size_bytes`` is called.
     """
 
     def __init__(

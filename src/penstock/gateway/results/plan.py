@@ -1,4 +1,4 @@
-"""What is to be produced if a result does not exist yet."""
+"""A result, and how it is produced if it does not exist yet."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ResultPlan:
             long as it is kept.
         transform: Name of the transform, for logs and messages.
         access_point: Name of the access point, for metrics.
-        waits_for_results: Whether it is made of other results; then it takes none of the turns of transforms, which these need.
-        arguments: Arguments of the transform, for people who look at what is kept.
+        waits_for_results: Whether the result is made of other results. It then takes no turn from the transforms that these need.
+        arguments: Arguments of the transform, shown by ``penstock gateway ls``.
         is_deterministic: Whether producing it again gives the same bytes.
-        size_bytes: Size of the result if it is known beforehand; another size is an error.
+        size_bytes: Size of the result in bytes if it is known beforehand; a result of another size is an error.
         last_modified_s: Time of the last change of the source, in seconds since 1970.
         time_s_max: Longest time for producing it, in seconds.
-        output_bytes_max: Largest size.
+        output_bytes_max: Largest size of the result in bytes.
     """
 
     name: ResultName

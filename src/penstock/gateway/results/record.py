@@ -1,4 +1,4 @@
-"""What is kept of a result beside its blocks: size, headers, checksum, and which run produced the blocks."""
+"""The record of a result, which is kept beside its blocks: size, headers, checksum, and the run that produced them."""
 
 from __future__ import annotations
 

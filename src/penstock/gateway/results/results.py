@@ -71,7 +71,7 @@ class Results:
     async def find(self, name: ResultName) -> ResultRecord | None:
         """Return the record of a complete result; None if it is not kept.
 
-        Cost: nothing if this process has used it before; else a look at the disk, on a thread.
+        Cost: nothing if this process has used the result before; otherwise one lookup on the disk, on a thread.
         """
         return await self._context.find(name)
 

@@ -1,4 +1,4 @@
-r"""A run: what produces a result, block by block, and what its readers get of it meanwhile.
+r"""A run: it produces a result block by block, and gives readers what is there.
 
 ::
 
@@ -48,11 +48,11 @@ _HEADERS_BYTES_MAX = 64 * 1024
 
 
 class AbandonedError(Exception):
-    """A run ended early, because nobody took what it produced. Readers that come later, or again, have it produced anew."""
+    """A run ended early, because no reader took its output. The next reader starts another run."""
 
 
 STOPPED = (AbandonedError, asyncio.CancelledError)
-"""Ends of a run that are nobody's fault: the next reader starts another one."""
+"""Errors after which the next reader starts another run, because neither the source nor the transform is at fault."""
 
 
 class Run:
@@ -315,7 +315,7 @@ class Run:
             await self._on_thread(self._storage.put_record, self.record(is_complete=False))
 
     async def _wait_for_readers(self) -> None:
-        """Wait until the readers of a paced run have taken all but a few blocks. The waiting is not the transform's time."""
+        """Wait until the readers of a paced run have taken all but a few blocks. The transform's clock stands still."""
         began_s = time.monotonic()
         while not self.is_kept:
             self._drop_taken()

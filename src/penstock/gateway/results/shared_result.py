@@ -38,7 +38,7 @@ _UNBOUNDED = 1 << 62
 
 
 class ResultKeeper(Protocol):
-    """What a result asks of those who look after all results of the process."""
+    """The part of ``Results`` that a single result calls."""
 
     def start(self, shared: SharedResult, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Start the task that produces a result."""
@@ -60,7 +60,7 @@ class SharedResult:
     """A result that somebody in this process reads or produces. All methods run on the event loop.
 
     If another process of the node has the lease of the result, this process follows: it looks for new blocks on the disk, and
-    for the lease, now and then. If the other process dies, the lease is free, and this process produces the result.
+    for the lease, from time to time. If the other process dies, the lease is free, and this process produces the result.
 
     Args:
         plan: What the result is.

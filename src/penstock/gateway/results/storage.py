@@ -61,7 +61,7 @@ class ResultStorage(Protocol):
 
     Attributes:
         block_bytes: Size of a full block.
-        result_bytes_max: Size from which on a result is not kept; it would evict itself.
+        result_bytes_max: Size in bytes from which a result is not kept, because it would evict its own blocks.
     """
 
     block_bytes: int

@@ -151,7 +151,7 @@ def _converter(annotation: Any, where: str) -> tuple[Callable[[str], Any], str]:
     if origin in (tuple, list) and inner and (origin is list or inner[1:] == (...,)):
         convert, expected = _converter(inner[0], where)
         return (lambda text: origin(convert(item.strip()) for item in text.split(",") if item.strip())), (
-            f"a list, with commas, of which each item is {expected}"
+            f"a list with commas, where each item is {expected}"
         )
     raise ConfigError(
         f"{where} has the type {annotation!r}, to which text cannot be converted",

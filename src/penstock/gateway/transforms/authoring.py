@@ -1,4 +1,4 @@
-"""What authors of transforms write against: the reader, the request, the response, and what a function declares of itself.
+"""The interface for authors of transforms: the reader, the request, the response, and what a function declares.
 
 A transform is a function ``transform(reader, request)``, which returns bytes, an iterator of bytes or a ``Response``. Its
 further parameters are its arguments: they are typed by their annotations, and passed by keyword::
@@ -39,7 +39,7 @@ class SourceReader(Protocol):
     ``size_bytes`` and ``etag`` are None, and ``seek`` and ``read_range`` raise ``io.UnsupportedOperation``.
 
     Every method may raise a ``StoreError``, above all ``ObjectChangedError`` if the source was replaced since the call began.
-    A transform lets it through.
+    A transform should not catch it.
     """
 
     @property
@@ -91,17 +91,17 @@ class SourceReader(Protocol):
 class TransformRequest:
     """What a transform knows about the request that it serves.
 
-    Results are kept and shared. Therefore a transform sees nothing of the request that is not part of the result's ETag: of
-    the query and the headers only what it declares by ``query=`` and ``headers=``, and epoch and seed only with
-    ``uses_epoch=True`` or ``deterministic=False``.
+    Results are kept and shared. Therefore a transform sees only what is part of the result's ETag: the parameters and
+    headers that it declares by ``query=`` and ``headers=``, and epoch and seed if it declares ``uses_epoch=True`` or
+    ``deterministic=False``.
 
     Attributes:
         key: Key of the source.
         arguments: Arguments by name, typed; those that are not given have their defaults.
         query: Declared parameters of the query that the client sent.
         headers: Declared headers that the client sent, with names in lower case.
-        epoch: Epoch number, from 0; 0 if nobody names one.
-        seed: Seed; 0 if nobody names one.
+        epoch: Epoch number, from 0; 0 if neither the request nor the access point names one.
+        seed: Seed, from 0; 0 if the request does not name one.
         rng_seed: Number in [0, 2**64) derived from seed, epoch and key, e.g. for ``numpy.random.default_rng``.
         rng: Random generator that begins with `rng_seed`: equal requests draw equal numbers.
     """
@@ -139,18 +139,18 @@ TransformFunction: TypeAlias = "Callable[..., Output]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a transform declares of itself.
+    """What a transform declares about itself.
 
     Attributes:
         version: Becomes part of the results' ETags beside the digest of the code. Change it when something changes that the
             digest cannot see, such as a model file.
-        deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes. Results of others are not kept.
+        deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes. If not, results are not kept.
         uses_epoch: Whether the output depends on ``request.epoch``, ``request.seed`` or ``request.rng``.
         content_type: ``Content-Type`` of results that name none.
-        size: ``size(info, arguments)`` returns the size of a result in bytes, or None where only producing it tells.
+        size: ``size(info, arguments)`` returns the size of a result in bytes, or None if only producing it tells.
         ranges: ``ranges(reader, request, start, end)`` returns what the function itself would, but only the bytes from `start`
             to `end` of it. It needs a `size` that is always known.
-        query: Parameters of the query that the output depends on. One that bears the name of an argument replaces it.
+        query: Parameters of the query that the output depends on. A parameter with the name of an argument replaces it.
         headers: Headers of the request that the output depends on.
         rest: Argument that takes everything in ``name(...)`` that names no other argument: ``select(jpg, cls)``.
         check: ``check(arguments)`` raises a ``ValueError`` if arguments do not go together.

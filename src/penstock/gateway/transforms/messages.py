@@ -48,12 +48,12 @@ class FrameKind(enum.IntEnum):
 
 
 class TransformLimits(NamedTuple):
-    """What one call may cost.
+    """Limits of one call.
 
     Attributes:
         time_s_max: Longest time of a call, without the time in which the output could not be taken, in seconds.
-        memory_bytes_max: Largest address space of a worker process.
-        output_bytes_max: Largest result.
+        memory_bytes_max: Largest address space of a worker process, in bytes.
+        output_bytes_max: Size of the largest result, in bytes.
         calls_max: Number of calls after which a worker process is replaced; 0 for no limit.
         waiting_max: Largest number of calls that wait for a worker.
         start_s_max: Longest time in which a worker imports its program, in seconds.
@@ -77,7 +77,7 @@ class TransformCall(NamedTuple):
         size_bytes: Size of the source.
         etag: ETag of the version to read; None if the store has none.
         headers: Headers of the source, with names in lower case.
-        arguments: What distinguishes the request from others.
+        arguments: Arguments by which results of the source differ, as ``Transform.arguments`` returned them.
         span: Range of the result that is wanted; None for all of it.
     """
 

@@ -55,7 +55,7 @@ class ProcessOptions(NamedTuple):
 
     Attributes:
         name: Name of the access point, for logs.
-        setup: What it is told.
+        setup: Program and limits that it receives first.
     """
 
     name: str

@@ -41,7 +41,7 @@ class ProgramStep(NamedTuple):
         name: Name for messages, logs and metrics.
         target: ``module:function`` or ``path.py:function``; empty if the function itself is in `pickled`.
         pickled: The function, pickled by value.
-        items: What stands in parentheses behind the name.
+        items: Arguments in parentheses after the name.
         arguments: Further arguments.
     """
 
@@ -126,7 +126,7 @@ def _texts(arguments: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _shown(name: str) -> str:
-    """Return the name of a transform for clients, who are not told where files are."""
+    """Return the name of a transform for clients, without the folder of a file."""
     return Path(name).name if ".py:" in name else name
 
 
@@ -144,7 +144,7 @@ def _target(name: str) -> str:
 
 
 class ProcessSetup(NamedTuple):
-    """What a worker process is told once.
+    """What a worker process receives before its first call.
 
     Attributes:
         program: What to run.
@@ -369,7 +369,7 @@ def request_of(step: LoadedStep, key: str, request_arguments: Mapping[str, str])
     sees_epoch = declared.uses_epoch or not declared.deterministic
     epoch, seed = (int(request_arguments.get(name, "0")) if sees_epoch else 0 for name in ("epoch", "seed"))
     is_free = not declared.deterministic and "epoch" not in request_arguments and "seed" not in request_arguments
-    if is_free:  # nobody wants to have the same numbers again
+    if is_free:  # an unnamed epoch must not repeat the same numbers
         rng_seed = int.from_bytes(os.urandom(8), "little")
     else:
         rng_seed = int.from_bytes(digest_of(str(seed).encode(), str(epoch).encode(), key.encode())[:8], "little")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 READ_PART_BYTES = 2 * MIB
 READ_REQUESTS_MAX = 16
-"""At 30 ms and 90 MB/s per connection these read 600 MB/s, and the first piece arrives after 50 ms."""
+"""With 30 ms of latency and 90 MB/s per connection these read 600 MB/s, and the first piece arrives after 50 ms."""
 
 
 class SourceVersion(NamedTuple):
@@ -238,5 +238,5 @@ class PipedReader(io.BufferedIOBase):
     def read_range(self, start: int, end: int) -> memoryview:
         """Refuse to jump; see ``SourceReader``."""
         raise io.UnsupportedOperation(
-            f"the transform before makes this source, so bytes {start} to {end} are not there"
+            f"another transform makes this source, so bytes {start} to {end} cannot be read by themselves"
         )

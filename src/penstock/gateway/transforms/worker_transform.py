@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.gateway.transforms")
 
 SIZES_MAX = 1000
-"""Objects in one question for sizes, as in a page of a listing."""
+"""Largest number of objects in one request for sizes: a page of a listing."""
 SIZES_S_MAX = 10.0
-"""Longest time for one question for sizes, in seconds."""
+"""Longest time for one request for sizes, in seconds."""
 _HEADERS = frozenset(
     {"content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"}
 )
@@ -103,7 +103,7 @@ class WorkerTransform:
         )
         count = access_point.processes or cores_count()
         self.pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=count)
-        # Questions for sizes have a process of their own, so that a listing does not wait for a transform to end.
+        # Requests for sizes have a worker process of their own, so that a listing does not wait for a run.
         self._size_pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=1)
         self._size_start = asyncio.Lock()
         self._questions: dict[tuple[tuple[str, str], ...], _SizeQuestion] = {}
@@ -154,10 +154,10 @@ class WorkerTransform:
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return the size of a result if the transform tells it.
 
-        Calls at the same time share one question to the worker. If the author's function fails, that is logged, and the size
-        is not known.
+        Concurrent calls share one request to the worker process. If the author's function fails, the error is logged, and the
+        size is unknown.
 
-        Cost: About 0.2 ms for a question, and the time of the author's function.
+        Cost: About 0.2 ms for a request, and the time of the author's function.
         """
         if not self._has_size:
             return None
@@ -174,7 +174,7 @@ class WorkerTransform:
         return sizes[place]
 
     async def _ask(self, key: tuple[tuple[str, str], ...], question: _SizeQuestion) -> None:
-        """Ask one question, for all sizes that are wanted in this turn of the event loop."""
+        """Send one request for all sizes that are wanted in this turn of the event loop."""
         await asyncio.sleep(0)
         if self._questions.get(key) is question:
             del self._questions[key]
@@ -250,7 +250,7 @@ class WorkerTransform:
 
     def _failed(self, request: GatewayRequest, source: Source, failure: WorkerFailure) -> Exception:
         """Log why a transform failed, and return the error for the client, which names no path of this host."""
-        if failure.kind == "CallCancelled":  # by close(), since nobody else waits for the result of a cancelled call
+        if failure.kind == "CallCancelled":  # by close(); no other canceller waits for the result
             return S3Error("ServiceUnavailable", "The gateway is being stopped.", status=503)
         if failure.refusal is not None:
             code, message, status = failure.refusal
@@ -305,7 +305,7 @@ class BoundedWriter:
 
     Args:
         output: Where it goes.
-        bytes_max: Largest result.
+        bytes_max: Size of the largest result, in bytes.
         deadline: Is paused while the output takes nothing.
     """
 

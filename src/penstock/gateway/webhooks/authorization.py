@@ -13,6 +13,6 @@ def authorization_of(token: str) -> str:
 
 
 def is_authorized(header: str, token: str) -> bool:
-    """Whether a header has the token; without a token nobody is authorized. The comparison takes constant time."""
+    """Whether a header contains the token, compared in constant time; always False if `token` is empty."""
     expected = authorization_of(token).encode("utf-8", "surrogateescape")
     return bool(token) and hmac.compare_digest(header.encode("utf-8", "surrogateescape"), expected)

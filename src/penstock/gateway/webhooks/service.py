@@ -90,7 +90,7 @@ class WebhookService:
             refusal = S3Error("InternalError", "The transformation failed.", status=500)
         except aiohttp.ClientError as error:
             LOG.warning("%s The source cannot be read: %s", request.path, type(error).__name__)
-            refusal = S3Error("InvalidRequest", "The server of inputS3Url cannot be read.", status=400)
+            refusal = S3Error("InvalidRequest", "The source at inputS3Url cannot be read.", status=400)
         finally:
             self._calls -= 1
         if result is None:

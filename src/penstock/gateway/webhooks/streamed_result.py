@@ -25,7 +25,7 @@ class StreamedResult:
         request: The request that is answered.
         route: Route of the event, which the response repeats.
         token: Token of the event, which the response repeats.
-        output_bytes_max: Largest result.
+        output_bytes_max: Size of the largest result, in bytes.
     """
 
     def __init__(self, request: web.BaseRequest, *, route: str, token: str, output_bytes_max: int) -> None:
@@ -53,7 +53,7 @@ class StreamedResult:
             raise S3Error("EntityTooLarge", f"The result has more than {limit} bytes.", status=400)
         try:
             response = self._response or await self._prepare()
-            await response.write(bytes(data))  # whoever wrote it may use its memory again, and the socket may be busy
+            await response.write(bytes(data))  # the caller may reuse the memory while the socket is busy
         except ConnectionError as error:
             raise S3Error("ConnectionClosed", "The client has gone.", status=400) from error
 

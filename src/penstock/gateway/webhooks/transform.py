@@ -146,10 +146,14 @@ async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object],
     """Copy a response into the result."""
     head = response_head(response.headers, status=response.status)
     if response.headers.get("x-amz-request-route") != context["outputRoute"]:
-        raise S3Error("InvalidRequest", "The webhook's response has another request route than the event.", status=400)
+        raise S3Error(
+            "InvalidRequest", "The webhook's response does not repeat the request route of the event.", status=400
+        )
     token = response.headers.get("x-amz-request-token", "").encode("utf-8", "surrogateescape")
     if not secrets.compare_digest(token, str(context["outputToken"]).encode()):
-        raise S3Error("InvalidTokenId", "The webhook's response has another request token than the event.", status=403)
+        raise S3Error(
+            "InvalidTokenId", "The webhook's response does not repeat the request token of the event.", status=403
+        )
     if head.is_error:
         raise head.error()
     if head.status != 200:
@@ -157,7 +161,7 @@ async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object],
         raise S3Error("LambdaInvalidResponse", message, status=400)
     is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
     if head.size_bytes is None and not is_chunked:
-        message = "The webhook's response has neither a length nor chunks, so that its end cannot be recognized."
+        message = "The webhook's response has neither a length nor chunks, so its end cannot be recognized."
         raise S3Error("LambdaInvalidResponse", message, status=400)
     output.begin(head.headers, size_bytes=None if is_chunked else head.size_bytes)
     async for piece in response.content.iter_any():

@@ -74,7 +74,7 @@ class UrlSource:
             size_bytes = int(total[1]) if total is not None else response.content_length
             headers = response.headers
         if size_bytes is None:
-            raise S3Error("InvalidRequest", "The server of inputS3Url tells no length.", status=400)
+            raise S3Error("InvalidRequest", "The server of inputS3Url does not send a length.", status=400)
         if size_bytes > size_bytes_max:
             raise S3Error("EntityTooLarge", f"The source has more than {size_bytes_max} bytes.", status=400)
         kept = {name: headers[name] for name in ("Content-Type",) if name in headers}

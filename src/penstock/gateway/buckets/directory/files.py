@@ -70,7 +70,7 @@ class StoredObject(NamedTuple):
         return self.status.st_mtime_ns / 1e9
 
     def head(self, *, with_checksums: bool) -> ObjectHead:
-        """Return what is sent of it."""
+        """Return the head that clients get."""
         record = self.record or StoredRecord()
         headers = {"Content-Type": DEFAULT_TYPE if record.etag else content_type_of(self.key), **record.headers}
         if record.tags:

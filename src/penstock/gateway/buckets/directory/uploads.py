@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.gateway.buckets.directory.staging import StagedFile
 
 PART_BYTES_MIN = 5 << 20
-"""Smallest part but for the last; S3's limit."""
+"""Smallest size of a part in bytes, except for the last part; S3's limit."""
 
 PARTS_MAX = 10_000
 """Largest number of a part; S3's limit."""
@@ -46,12 +46,12 @@ _ABOUT = "upload.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultipartUpload:
-    """An upload that was begun.
+    """A multipart upload that is in progress.
 
     Attributes:
         upload_id: Its ID.
         key: Key of the object to be.
-        created_s: When it was begun, in seconds since 1970.
+        created_s: When it was started, in seconds since 1970.
         headers: Headers that will be sent with the object.
         tags: Tags of the object to be.
         algorithm: Checksum that each part has; empty for none.
@@ -139,7 +139,7 @@ class MultipartUploads:
             return None
 
     def all(self) -> list[MultipartUpload]:
-        """Return all uploads, in the order of their keys and of when they were begun."""
+        """Return all uploads, in the order of their keys, then of their starts."""
         try:
             names = os.listdir(self._folder)  # noqa: PTH208 - names are all that is needed
         except (FileNotFoundError, NotADirectoryError):

@@ -31,7 +31,7 @@ class Received(NamedTuple):
 
     Attributes:
         md5: Its MD5 in hexadecimal.
-        checksums: Checksums in base64, by algorithm: those that the client sent, and the one that was asked for.
+        checksums: Checksums in base64, by algorithm: those that the client sent, and the requested one.
     """
 
     md5: str

@@ -43,7 +43,7 @@ class BuiltinDescription(NamedTuple):
         name: Its name.
         summary: What it does, in one or more sentences.
         source: What it takes.
-        rest: Argument that takes what is spelled without a name; empty for none.
+        rest: Argument that takes the items without a name; empty for none.
         content_type: Type of its results; the common one if they tell it themselves.
         arguments: Its arguments.
     """

@@ -1,4 +1,4 @@
-"""The filter of ``parquet``: ``split == "train" and width >= 256``, in Python's own grammar, of which little is allowed.
+"""The filter of ``parquet``: ``split == "train" and width >= 256``, in a small part of Python's grammar.
 
 =============================== ====================================================================
 ``a == 1``, ``!= < <= > >=``    a column compared with a constant, in either order; ``1 < a <= 5`` too

@@ -1,4 +1,4 @@
-"""Sources of which every sample, record, line or row is changed by itself: how they are told apart, read and written again."""
+"""Sources whose samples, records, lines or rows are changed one by one: detecting their format, reading and writing them."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def select(
 def selected(
     chunks: Iterable[Buffer], head: bytes, names: tuple[str, ...], *, format_name: str, source: str
 ) -> Iterator[Buffer]:
-    """Iterate over a source of which only some fields remain.
+    """Iterate over a source with only some of its fields.
 
     Args:
         chunks: The source.
@@ -234,7 +234,7 @@ def _redact_jsonl(
         lines = []
         for _, value in group:
             _strike(value, names, replacement)
-            # Even a line in which nothing was found is written anew: of a name that occurs twice, only the last value was seen.
+            # Even a line without matches is written again: if a name occurs twice, only its last value was seen.
             lines.append(json_line(value))
         yield b"".join(lines)
 
