@@ -83,7 +83,7 @@ def gc(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove results that nobody will ask for: their source is gone, or it or the transform has changed since.
+    """Remove results that no request can find any more: their source is gone, or it or the transform has changed since.
 
     Give it the configuration of the gateway, by the same file or the same flags: its transforms say which versions they have.
     Results of upstreams and transforms that are not in it are left alone, unless --older-than or --bytes-max says otherwise.

@@ -206,7 +206,7 @@ class OpenObject(Protocol):
         """Return the object's size in bytes; if the object is being produced, wait for its end."""
 
     def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
-        """Iterate over the bytes of a range; None reads to the end, wherever that is.
+        """Iterate over the bytes of a range; None reads to the end of the object.
 
         A piece is valid until the next one is requested. An error after the first piece means that the client's connection
         must be broken off.
@@ -347,7 +347,7 @@ class Transform(Protocol):
 
     Attributes:
         name: Name for logs and metrics, e.g. ``"tar2tfrecord"``.
-        identity: Text that changes whenever the same source and arguments may give other bytes: name, version, code.
+        identity: Text that changes whenever equal sources and arguments may give other bytes: name, version, code.
         is_deterministic: Whether equal sources and arguments give equal bytes.
         maps_ranges: Whether ``run`` can produce a range by itself; then ``size_bytes`` never returns None.
 

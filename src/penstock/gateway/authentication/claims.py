@@ -213,7 +213,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def stamp_s(stamp: str) -> float | None:
-    """Return the time of ``20260102T030405Z`` in seconds since 1970; None if it is no such time."""
+    """Return the time of ``20260102T030405Z`` in seconds since 1970; None if the text has another form."""
     if not _STAMP.fullmatch(stamp):
         return None
     try:

@@ -176,7 +176,7 @@ class AccessKeys:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise ConfigError(f"{place} is not UTF-8, so it is no file of access keys") from None
+            raise ConfigError(f"{place} is not UTF-8, so it is not a file of access keys") from None
         keys = cls.parse(text, source=str(place))
         if not keys and keys.anonymous is None:
             raise ConfigError(f"{place} contains no access key", hint=_HINT)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class InternalEndpoint:
-    """The internal endpoint of one gateway process, which listens on 127.0.0.1, as far as handlers are concerned.
+    """Port and keys with which handlers reach the internal endpoint of one gateway process on 127.0.0.1.
 
     Args:
         port: Its port.

@@ -126,7 +126,7 @@ def event_of(
 
 
 def user_url(request: GatewayRequest, access_point: AccessPoint) -> str:
-    """Return ``userRequest.url``: decoded, at the host that AWS gives the access point; handlers take the key from its path.
+    """Return ``userRequest.url``: decoded, at the access point's host name on AWS; handlers take the key from its path.
 
     Parameters that sign the request or choose a part of the result are left out.
     """

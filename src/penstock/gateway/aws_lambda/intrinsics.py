@@ -36,7 +36,7 @@ def read_template(path: Path) -> dict[str, Any]:
     """Read a template, in YAML or JSON.
 
     Raises:
-        ConfigError: The file cannot be read, or is no template; or PyYAML is not installed.
+        ConfigError: The file cannot be read or is not a template, or PyYAML is not installed.
     """
     try:
         import yaml
@@ -131,7 +131,7 @@ class Resolver:
     def _parameter(self, name: Any, place: str) -> Any:
         if not isinstance(name, str) or name not in self._parameters:
             hint = "give the parameter a Default, or write the value itself"
-            raise ConfigError(f"{place} refers to {name!r}, which is no parameter with a default", hint=hint)
+            raise ConfigError(f"{place} refers to {name!r}, which is not a parameter with a default", hint=hint)
         return self._parameters[name]
 
     def _substituted(self, argument: Any, place: str, depth: int) -> str:

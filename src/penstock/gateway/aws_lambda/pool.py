@@ -63,7 +63,7 @@ class HandlerPool:
                 self._places.put_nowait(worker)
 
     async def acquire(self) -> HandlerWorker:
-        """Wait for a worker; ``call`` or ``release`` gives it back.
+        """Wait for a worker, which ``call`` or ``release`` returns to the pool.
 
         Raises:
             S3Error: Too many calls are waiting, or a new worker could not be started.

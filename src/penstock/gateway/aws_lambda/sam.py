@@ -129,7 +129,7 @@ def _function_of(document: Mapping[str, Any], path: Path, name: str | None) -> S
     """Return the function that is meant."""
     resources = document.get("Resources")
     if not isinstance(resources, dict):
-        raise ConfigError(f"{path} has no Resources, so that it is no SAM template")
+        raise ConfigError(f"{path} has no Resources, so it is not a SAM template")
     functions = [key for key, item in resources.items() if isinstance(item, dict) and item.get("Type") == FUNCTION]
     if name is None and len(functions) != 1:
         hint = f"name one of them: {path}:NAME" if functions else f"only resources of the type {FUNCTION} are known"

@@ -94,7 +94,7 @@ class WriteGetObjectResponse:
 
 
 def joined_headers(headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
-    """Return headers as ``RequestHead`` wants them: repeated ones joined with commas, found whatever their case."""
+    """Return headers in the form of ``RequestHead``: repeated ones are joined with commas, and case does not matter."""
     joined: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         joined[name] = f"{joined[name]},{value}" if name in joined else value

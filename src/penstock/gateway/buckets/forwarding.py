@@ -66,7 +66,7 @@ class OutgoingBody:
         self.length_bytes = length_bytes
         self.headers = headers
         self.error: S3Error | None = None
-        """Why the client's body is not good, which aiohttp would report as a failure of the connection."""
+        """The error in the client's body, which aiohttp would report as a failure of the connection."""
 
     async def _watched(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         held = b""
@@ -93,7 +93,7 @@ class ForwardedWrites:
     Args:
         name: Name of the bucket, by which clients know it.
         store: The upstream.
-        note_written: Called with keys before and after they are written, so that a cache forgets them.
+        note_written: Called with keys before and after they are written, so that the cache drops what it knows of them.
     """
 
     def __init__(

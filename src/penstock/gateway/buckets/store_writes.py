@@ -1,4 +1,4 @@
-"""Requests that write become operations of a store that is no S3: memory, a prefix of files, fsspec.
+"""Requests that write become operations of a store other than S3: memory, a prefix of files, fsspec.
 
 Such stores keep bytes and no headers, so content headers, user metadata and tags are not kept. What a store cannot do at all is
 refused.

@@ -62,14 +62,14 @@ def setting_named(request: GatewayRequest) -> str | None:
 
 
 def default_setting(request: GatewayRequest, name: str) -> Answer:
-    """Answer a GET for a setting with what S3 says when nothing was set.
+    """Answer a GET for a setting with S3's answer for a setting that was not made.
 
     Args:
         request: The request.
         name: Name of the setting, as ``setting_named`` returned it.
 
     Raises:
-        S3Error: S3 says so by an error, or there is no such setting.
+        S3Error: S3 answers with an error if the setting was not made, or the setting does not exist.
     """
     missing = _MISSING_OF_OBJECTS.get(name) if request.key else _MISSING.get(name)
     if missing is not None:

@@ -93,5 +93,5 @@ def manifest_keys(point: AccessPoint, url: str) -> Iterator[FillKey]:
 
 
 def _is_left_out(key: str) -> bool:
-    """Whether an object is no source: markers of folders, and what penstock keeps beside shards."""
+    """Whether an object is not a source, such as a folder marker or a file that penstock keeps beside shards."""
     return key.endswith("/") or is_beside_shards(key)

@@ -36,8 +36,8 @@ class AccessRecord:
         query: Query without the parameters that sign it.
         status: HTTP status; 499 if the client left before an answer began.
         code: S3's code of the error; empty if there was none.
-        sent_bytes: Length of the answer's body as far as it was sent.
-        received_bytes: Length of the request's body as far as it was read.
+        sent_bytes: Bytes of the answer's body that were sent.
+        received_bytes: Bytes of the request's body that were read.
         seconds: Time from the request's head to the end of the answer.
         complete: Whether the answer was sent to its end.
         request_id: ID in the answer.

@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 class Address(NamedTuple):
-    """What a request names.
+    """The bucket and key that a request names.
 
     Attributes:
         bucket: Name of a bucket or access point; empty for the service itself.
@@ -172,7 +172,7 @@ def find_address(raw_path: str, host: str, domains: tuple[str, ...]) -> Address:
 
 
 def _label(host: str, domains: tuple[str, ...]) -> str:
-    """Return the part of a host name before one of the domains; empty if it is none of their subdomains."""
+    """Return the part of a host name before one of the domains; empty if it is not a subdomain of any."""
     name = host.lower()
     if name.endswith("]"):
         return ""

@@ -14,7 +14,7 @@ PARTS_COUNT_MAX = 10_000
 
 
 class WantedRange(NamedTuple):
-    """A range as the client wrote it.
+    """A range as the client wrote it, in bytes from 0, with the last byte included.
 
     Attributes:
         first: First byte; None if the last bytes are wanted.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
-    """Whether a request has one of the conditions."""
+    """Whether a request has any of the conditions."""
     return (
         "If-None-Match" in headers
         or "If-Match" in headers

@@ -94,7 +94,7 @@ class ClientConnection(web.RequestHandler):
         """Begin, or refuse the connection if there are too many."""
         pool = self._pool
         super().connection_made(transport)
-        transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
         transport.set_write_buffer_limits(high=0)  # a write has ended when the memory behind it is free
         if len(pool.connections) > pool.limits.connections_max:
             pool.refused_count += 1

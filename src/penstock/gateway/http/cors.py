@@ -1,4 +1,4 @@
-"""Requests of web pages: which origins may read, and what their browsers may send (CORS). Pure."""
+"""Cross-origin requests of web pages (CORS): which origins may read, and what their browsers may send. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def preflight_headers(headers: Mapping[str, str], origins: tuple[str, ...]) -> d
     """Return the headers of the answer to a preflight request.
 
     Raises:
-        S3Error: The request is none, or the origin, the method or a header is not allowed.
+        S3Error: The request is not a preflight request, or the origin, the method or a header is not allowed.
     """
     method = headers.get("Access-Control-Request-Method")
     if "Origin" not in headers or method is None:

@@ -28,7 +28,7 @@ HOST_ID = secrets.token_urlsafe(32)
 _SERVER_NAME = "penstock"
 _numbers = random.Random(
     secrets.randbits(256)
-)  # IDs of requests are no secrets, and this needs no system call for each
+)  # IDs of requests are not secret, and this avoids a system call for each
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 CLIENT_GONE = 499
 """Status in the log of a request whose client left before the answer had begun."""

@@ -24,7 +24,7 @@ _AFTER_ALL = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListQuery:
-    """What a client wants to have listed.
+    """The parameters of a listing.
 
     Attributes:
         is_v2: Whether it is ListObjectsV2.

@@ -97,7 +97,7 @@ class Service:
 
         Args:
             exchange: The exchange with the client.
-            bucket: Bucket that is addressed; None if there is none of this name.
+            bucket: The addressed bucket; None if no bucket has this name.
             request: The request.
             body: Its body.
         """
@@ -143,7 +143,7 @@ class Service:
             )
         if not self._authenticator.may_use(request.caller, name):
             raise _denied()
-        async for _ in body:  # the region that is wanted, which is the gateway's whatever it says
+        async for _ in body:  # it names a region, which is ignored: buckets are in the gateway's region
             pass
         if request.method == "PUT":
             await self._buckets.create(name, request.caller)

@@ -1,4 +1,4 @@
-"""Removing what is not worth keeping: results that nobody will ask for, old ones, and what killed gateways left behind."""
+"""Removing results: those that no request can find any more, old ones, and files that killed gateways left behind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.gateway.results.derived import StoredLeftover
 
 LEFTOVER_S = 86400.0
-"""What is younger than a day may still become a result: an upload may take long, and clocks differ."""
+"""Age in seconds from which unfinished results and uploads are leftovers. An upload may take long, and clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionRules:
-    """What is removed beside results that are out of date.
+    """Which results are removed besides those that are out of date.
 
     Attributes:
         age_s_max: Results that were not used, or in the bucket not stored, for longer are removed; None for no limit.
@@ -62,12 +62,12 @@ class Collection(NamedTuple):
 
 
 def plan_collection(contents: Contents, stale: Mapping[int, str], rules: CollectionRules) -> Collection:
-    """Return what is to be removed of what is kept.
+    """Return the results and leftovers that the rules remove.
 
     Args:
-        contents: What is kept.
-        stale: What ``stale_reasons`` returned for it.
-        rules: What else is removed.
+        contents: The results that are kept.
+        stale: What ``stale_reasons`` returned for `contents`.
+        rules: Which other results are removed.
     """
     removals: list[Removal] = []
     remaining: list[Holding] = []

@@ -61,7 +61,7 @@ class Contents:
 
 
 def cache_path(config: GatewayConfig) -> Path | None:
-    """Return the directory of the node's cache; None if there is none, or it was not used yet."""
+    """Return the directory of the node's cache; None if there is no cache, or it was not used yet."""
     path = Path(CacheConfig.of(config.cache).path) if config.cache else None
     return path if path is not None and path.is_dir() else None
 
@@ -79,7 +79,7 @@ def read_contents(config: GatewayConfig, *, place: str | None = None) -> Content
         place: ``"cache"`` or ``"results"``; None for both.
 
     Raises:
-        ConfigError: There is no such place, or the cache's directory is none.
+        ConfigError: The place does not exist, or the path is not a cache directory.
         StoreError: The bucket of results cannot be read.
 
     Cost: a scan of the cache; a listing of the bucket, and one request for each result in it.

@@ -81,7 +81,7 @@ def _etags(store: Store) -> dict[str, str]:
 
 
 def _reason(assembly: Assembly, holding: Holding, etags: dict[str, str]) -> str:
-    """Return why nobody will ask for a result again; empty if somebody may."""
+    """Return why no request can find a result any more; empty if one can."""
     record = holding.record
     same = [name for name in holding.points if assembly.transforms[name].name == record.transform]
     if not same or not etags:

@@ -1,7 +1,7 @@
 """Results of transforms that are not deterministic: each is held while it is used, so that the ranges of one read fit together.
 
-Such a result has a nonce in its ETag. Whoever reads the same source with the same arguments within ``hold_s`` after the last
-use gets the same result, in all processes of the node; later readers get a new one. The *pointer*, a record under the ETag that
+Such a result has a nonce in its ETag. Readers of the same source with the same arguments get the same result until ``hold_s``
+after its last use, in all processes of the node; later readers get a new one. The *pointer*, a record under the ETag that
 the result would have without a nonce, says which result is held; the time of its file is that of the last use.
 
 A held result is produced once. If its bytes are lost, its readers get an error, and the next reader gets a new result.

@@ -47,7 +47,7 @@ class BlockKey(NamedTuple):
 
 
 class RecentBlocks:
-    """The blocks that were produced last, as far as `bytes_max` goes. Only the event loop's thread uses it.
+    """The blocks that were produced last, up to `bytes_max` bytes. Only the event loop's thread uses it.
 
     Blocks are written past the page cache, so readers that are a little behind, and the next ranges of a client that reads in
     ranges, would otherwise read them back from the disk.

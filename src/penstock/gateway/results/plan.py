@@ -24,7 +24,7 @@ class ResultPlan:
             long as it is kept.
         transform: Name of the transform, for logs and messages.
         access_point: Name of the access point, for metrics.
-        waits_for_results: Whether the result is made of other results. It then takes no turn from the transforms that these need.
+        waits_for_results: Whether the result is made of other results. Then it takes no turn from the transforms of these.
         arguments: Arguments of the transform, shown by ``penstock gateway ls``.
         is_deterministic: Whether producing it again gives the same bytes.
         size_bytes: Size of the result in bytes if it is known beforehand; a result of another size is an error.

@@ -186,7 +186,7 @@ class Results:
         return self._derived is not None and await self._derived.find(name) is not None
 
     async def ensure_derived(self, record: ResultRecord) -> Kept:
-        """Store a complete result in the bucket of results unless it is there, and return what became of it."""
+        """Store a complete result in the bucket of results unless it is there, and return the outcome."""
         return Kept("failed") if self._derived is None else await self._upload(self._derived, record)
 
     async def check_derived(self) -> None:
@@ -218,7 +218,7 @@ class Results:
             shared.cancel()
 
     def remember_unkept(self, shared: SharedResult) -> None:
-        """Keep a small result that could not be stored in reach as long as its blocks are in memory."""
+        """Remember a small result that could not be stored, for as long as its blocks are in memory."""
         run = shared.run
         if self._shared.get(shared.plan.name) is not shared or run is None:
             return

@@ -1,4 +1,4 @@
-r"""A run: it produces a result block by block, and gives readers what is there.
+r"""A run: it produces a result block by block, and readers take what exists so far.
 
 ::
 
@@ -129,7 +129,7 @@ class Run:
         """Run the producer to its end.
 
         Returns:
-            The record of the result. It is stored, if all blocks could be stored; ``is_kept`` tells.
+            The record of the result. It is stored if all blocks could be stored, which ``is_kept`` shows.
 
         Raises:
             Exception: Whatever the producer raised; then nothing is kept.
@@ -298,7 +298,7 @@ class Run:
         """Wait while too many blocks are in memory.
 
         Raises:
-            AbandonedError: The disk does not take the blocks, and there are no readers any more.
+            AbandonedError: The disk does not take the blocks, and no reader is left.
         """
         await asyncio.sleep(0)  # a producer that never waits must not starve the readers
         while len(self._storing) >= self._config.storing_blocks_max:

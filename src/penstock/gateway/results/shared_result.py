@@ -47,7 +47,7 @@ class ResultKeeper(Protocol):
         """Decide what happens to a result that a reader has left."""
 
     def remember_unkept(self, shared: SharedResult) -> None:
-        """Keep a result that could not be stored in reach as long as its blocks are in memory."""
+        """Remember a result that could not be stored, for as long as its blocks are in memory."""
 
     def completed(self, shared: SharedResult, record: ResultRecord) -> None:
         """Note that a result was produced and is kept."""
@@ -123,7 +123,7 @@ class SharedResult:
 
     @property
     def attempts_count(self) -> int:
-        """Number of attempts to produce the result that are over, in whatever way, even if one is still being cleaned up."""
+        """Number of attempts to produce the result that have ended, successfully or not; their clean-up may still go on."""
         return self._attempts_count + (self.run is not None and self.run.error is not None)
 
     @property
@@ -278,7 +278,7 @@ class SharedResult:
 
     @property
     def goes_on_alone(self) -> bool:
-        """Whether producing it makes sense although nobody reads it any more: it will be kept for the next reader."""
+        """Whether the run should go on without readers, because the result will be kept for the next one."""
         run = self.run
         return self.plan.is_deterministic and run is not None and run.is_kept and not run.is_done
 

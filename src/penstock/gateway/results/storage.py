@@ -282,7 +282,7 @@ class DirectoryStorage:
 
 
 class NoStorage:
-    """Keeps nothing: results are shared only while they are produced, and as far as the memory of recent blocks goes.
+    """Keeps nothing: results are shared only while they are produced or in the memory of recent blocks.
 
     Args:
         block_bytes: Size of a block in memory.

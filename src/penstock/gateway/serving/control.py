@@ -2,7 +2,7 @@
 
 The first frame is the ``WorkerOrder``, which the supervisor pickles; all others are JSON, so that nothing that comes from a
 worker can run code in the supervisor. A frame is its length in 4 bytes, and its content. The end of the stream means that
-the process at the other end has ended, however it did.
+the process at the other end has ended, for whatever reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The sockets that a gateway listens on: one per worker process, all at the same address.
 
-The kernel spreads connections evenly over sockets with ``SO_REUSEPORT``, which one shared socket does not: uvloop accepts
-whatever is waiting, so that one process takes a whole burst. The supervisor opens all of them and keeps them open, so
-that connections wait while a process that died is started again.
+With ``SO_REUSEPORT``, the kernel spreads connections evenly over the sockets. With one shared socket it would not: uvloop
+accepts all waiting connections, so one process would take a whole burst. The supervisor opens all sockets and keeps them open,
+so that connections wait while a process that died is started again.
 """
 
 from __future__ import annotations

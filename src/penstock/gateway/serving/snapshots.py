@@ -1,4 +1,4 @@
-"""What one process knows of itself at a moment, as JSON, and the sum over all processes."""
+"""The numbers of one process at a moment, as JSON, and the sums over all processes."""
 
 from __future__ import annotations
 

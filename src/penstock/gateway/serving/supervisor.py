@@ -45,7 +45,7 @@ EXIT_INTERRUPTED = 130
 
 
 class WorkerSlot:
-    """One place for a worker process, which has the same listening socket whatever process fills it.
+    """A slot for a worker process. Each process in it gets the same listening socket.
 
     Attributes:
         index: Number of the place, from 0.

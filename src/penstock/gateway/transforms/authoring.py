@@ -205,7 +205,7 @@ def transform(
         deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes.
         uses_epoch: Whether the output depends on ``request.epoch``, ``request.seed`` or ``request.rng``.
         content_type: ``Content-Type`` of results that name none.
-        size: Function that tells the size of a result without producing it.
+        size: Function that computes the size of a result without producing it.
         ranges: Function that produces a range of a result by itself.
         query: Parameters of the query that the output depends on.
         headers: Headers of the request that the output depends on.

@@ -110,10 +110,10 @@ class WorkerFailure(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WorkerFailure:
-        """Return what a worker has sent.
+        """Return the failure that a worker process has sent.
 
         Raises:
-            TypeError, ValueError, LookupError: It is something else.
+            TypeError, ValueError, LookupError: The values are not a failure.
         """
         kind, message, trace = (_text(values[name]) for name in ("kind", "message", "traceback"))
         refusal = values["refusal"]
@@ -124,7 +124,7 @@ class WorkerFailure(NamedTuple):
 
 
 class ResultHead(NamedTuple):
-    """What comes before the bytes of a result.
+    """The head of a result, which comes before its bytes.
 
     Attributes:
         headers: Headers of the result.

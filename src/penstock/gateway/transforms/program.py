@@ -169,7 +169,7 @@ class LoadedStep:
         function: The author's function.
         declared: What it declares.
         schema: Its arguments.
-        given: Arguments that the configuration gives, as text.
+        given: Arguments of the configuration, as text.
         arguments: Values of all arguments, converted; defaults for those that are not given.
     """
 
@@ -205,7 +205,7 @@ class LoadedStep:
         """Return what identifies the code of the transform.
 
         Raises:
-            ConfigError: The code cannot be identified, and there is no version instead.
+            ConfigError: The code cannot be identified, and the transform declares no version.
         """
         declared = self.declared
         parts = [self.name.encode(), declared.version.encode(), declared.content_type.encode()]
@@ -226,7 +226,7 @@ class LoadedStep:
 
 
 class ProgramDescription(NamedTuple):
-    """What the gateway knows of a program that a worker has imported. All of it is text and numbers.
+    """The description of an imported program that a worker process sends. It holds only text and numbers.
 
     Attributes:
         identity: Text that changes whenever code, versions or arguments change.
@@ -248,10 +248,10 @@ class ProgramDescription(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProgramDescription:
-        """Return what a worker has described in JSON, which has lists in place of tuples.
+        """Return the description that a worker process sent as JSON, where lists stand for tuples.
 
         Raises:
-            TypeError, LookupError: It is something else.
+            TypeError, LookupError: The JSON is not a description.
         """
         flags = {name: bool(values[name]) for name in ("is_deterministic", "uses_epoch", "has_size", "maps_ranges")}
         names = {name: tuple(map(str, values[name])) for name in ("query", "headers")}
@@ -288,7 +288,7 @@ class LoadedProgram:
         )
 
     def size_bytes(self, info: ObjectInfo, request_arguments: Mapping[str, str]) -> int | None:
-        """Return the size of a result if the transform tells it.
+        """Return the size of a result in bytes; None if the transform cannot compute it beforehand.
 
         Raises:
             TypeError: The author's function returned something else.
@@ -308,7 +308,7 @@ class LoadedProgram:
 
         Args:
             reader: The source.
-            request_arguments: What distinguishes the request from others: epoch, seed, declared parameters and headers.
+            request_arguments: Arguments of the request: epoch, seed, declared parameters and headers.
             span: Range of the result that is wanted, if the transform maps ranges.
 
         Raises:

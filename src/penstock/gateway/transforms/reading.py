@@ -59,7 +59,7 @@ class VersionReader(io.RawIOBase):
         self._store = store
         self._source = source
         self._check = check
-        self._position = 0  # while there is no file
+        self._position = 0  # until the file is opened
         self._file: ObjectReader | None = None
 
     def _opened(self) -> ObjectReader:

@@ -93,14 +93,14 @@ class TransformTrial:
 
     Args:
         program: The transform.
-        arguments: What distinguishes the request from others.
+        arguments: Arguments of the request: epoch, seed, query and headers.
         store: Store of the source; it is closed with this object, and so is the reader.
         reader: The source.
         info: The source as a store describes it.
 
     Attributes:
         headers: Headers of the result.
-        size_bytes: Length of the result if the transform, or its ``size``, tells it; None if only its end does.
+        size_bytes: Length of the result in bytes; None if neither the transform nor its ``size`` knows it.
     """
 
     def __init__(
@@ -154,4 +154,4 @@ class TransformTrial:
 
 
 def _never() -> None:
-    """Nobody cancels a trial."""
+    """Do nothing: a trial is never cancelled."""

@@ -127,7 +127,7 @@ class WorkerTransform:
         self._query, self._headers = described.query, described.headers
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
-        """Return epoch, seed, and the parameters and headers that the transform declares, as far as the request has them.
+        """Return the epoch, the seed, and the declared parameters and headers that the request has.
 
         Epoch and seed are ``x-penstock-epoch`` and ``x-penstock-seed`` in the query, or headers of these names.
 
@@ -152,7 +152,7 @@ class WorkerTransform:
     # ── sizes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
-        """Return the size of a result if the transform tells it.
+        """Return the size of a result in bytes; None if the transform cannot compute it beforehand.
 
         Concurrent calls share one request to the worker process. If the author's function fails, the error is logged, and the
         size is unknown.

@@ -21,8 +21,8 @@ MESSAGE_CHARACTERS_MAX = 4096
 def response_head(headers: Mapping[str, str], *, status: int) -> ForwardedHead:
     """Parse the headers of a webhook's response.
 
-    ``x-amz-fwd-header-NAME`` becomes the header ``NAME`` of the result, whatever it is, except those by which HTTP transfers
-    messages and those that the gateway makes itself. Checksums are not forwarded.
+    Any ``x-amz-fwd-header-NAME`` becomes the header ``NAME`` of the result, except HTTP's own transfer headers and those that
+    the gateway makes itself. Checksums are not forwarded.
 
     Args:
         headers: The headers.

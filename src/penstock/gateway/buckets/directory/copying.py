@@ -1,4 +1,4 @@
-"""Sources of copies: a file of this gateway, which the kernel copies, or what another bucket gives."""
+"""Sources of copies: a file of this gateway, which the kernel copies, or an object that another bucket reads."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class BucketFiles:
         raise S3Error("SlowDown", "The object is being replaced too often; please try again.", status=503)
 
     def find(self, key: str) -> StoredObject | None:
-        """Return the current version; None if there is none."""
+        """Return the current version; None if the object does not exist."""
         try:
             fd, stored = self.open(key)
         except S3Error as error:

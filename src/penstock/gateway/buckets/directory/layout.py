@@ -27,7 +27,7 @@ _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 
 
 def check_key(key: str) -> None:
-    """Refuse what S3 does not accept as a key, and NUL, which no other program could name.
+    """Refuse a key that S3 does not accept, or that contains NUL, which no file name can hold.
 
     Raises:
         S3Error: The key is too long, is not UTF-8, or holds a NUL.
@@ -48,7 +48,7 @@ def check_key(key: str) -> None:
 
 
 def check_bucket_name(name: str) -> None:
-    """Refuse a name that S3 does not give to new buckets.
+    """Refuse a name that S3 does not allow for new buckets.
 
     Raises:
         S3Error: ``InvalidBucketName``.

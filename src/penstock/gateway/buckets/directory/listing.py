@@ -118,7 +118,7 @@ class BucketListing:
                 return
 
     def _escaped(self, prefix: str, after: str) -> list[ObjectInfo]:
-        """Return the keys that are no paths, or cannot be at present, because other paths are in their way."""
+        """Return the keys that are not paths, or that other paths keep from being one at present."""
         found = []
         for path in _files_below(self._files.escaped):
             key = unescaped(str(path.relative_to(self._files.escaped)))

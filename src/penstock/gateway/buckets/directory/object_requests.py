@@ -256,7 +256,7 @@ def _directive(headers: Mapping[str, str], name: str) -> str:
 
 
 def _part_rows(record: StoredRecord, headers: Mapping[str, str]) -> list[tuple[str, object]]:
-    """Return the parts of an object, as far as ``GetObjectAttributes`` tells them: one by one only if they have checksums."""
+    """Return the parts of an object, as ``GetObjectAttributes`` lists them: one by one only if they have checksums."""
     count = len(record.part_sizes_bytes)
     rows: list[tuple[str, object]] = [("PartsCount", count)]
     if not record.part_checksums:

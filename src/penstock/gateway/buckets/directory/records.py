@@ -1,4 +1,4 @@
-"""What is known of a stored object besides its bytes, and how that is kept with its file."""
+"""Records of stored objects: everything but their bytes, and how it is kept with the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredRecord:
     Attributes:
         size_bytes: Size of the file that the record was made for.
         modified_ns: Its modification time. If the file differs in one of the two, another program has changed it, and the
-            record is of no use.
+            record is ignored.
         etag: ETag without quotes; empty if another program wrote the file.
         headers: Headers that the client sent with the object, with the names that are sent back.
         checksums: Checksums in base64, by algorithm; that of a composite one ends with the number of parts.

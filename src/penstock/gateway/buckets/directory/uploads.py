@@ -68,7 +68,7 @@ class MultipartUpload:
 
 
 class StoredPart(NamedTuple):
-    """A part that has arrived.
+    """A part that was received.
 
     Attributes:
         number: Its number, from 1.
@@ -91,7 +91,7 @@ class NamedPart(NamedTuple):
     Attributes:
         number: Its number.
         etag: Its ETag without quotes.
-        checksums: Its checksums in base64, by algorithm, as far as the client names them.
+        checksums: The checksums that the client names for it: base64 by algorithm.
     """
 
     number: int
@@ -204,7 +204,7 @@ class MultipartUploads:
             self._drop(folder)
 
     def _drop(self, folder: Path) -> None:
-        (folder / _ABOUT).unlink(missing_ok=True)  # first, so that what a kill leaves is no upload any more
+        (folder / _ABOUT).unlink(missing_ok=True)  # first, so that a killed process does not leave an upload
         for path in folder.iterdir():
             status = _status(path)
             path.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
     Raises:
         S3Error: The body has no length, is too long, or is not what its headers say.
 
-    Cost: holds at most about 3 MiB, of whatever size the body is.
+    Cost: holds at most about 3 MiB, whatever the size of the body.
     """
     if body.length_bytes is None:
         raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)

@@ -44,7 +44,7 @@ class BuiltinDescription(NamedTuple):
         summary: What it does, in one or more sentences.
         source: What it takes.
         rest: Argument that takes the items without a name; empty for none.
-        content_type: Type of its results; the common one if they tell it themselves.
+        content_type: Type of its results; the common one if it depends on the source.
         arguments: Its arguments.
     """
 

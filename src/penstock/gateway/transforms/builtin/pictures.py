@@ -172,7 +172,7 @@ def changed_members(
     Args:
         chunks: The tar.
         head: Its first bytes.
-        change: Makes another picture of one, and tells its kind.
+        change: Returns the changed picture and its kind.
         extensions: Extensions of the members that are pictures.
         source: Key of the tar, for errors.
         renames: Whether members get the kind as their extension.

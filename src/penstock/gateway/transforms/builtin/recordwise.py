@@ -225,7 +225,7 @@ class CsvText:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is enough text to hand on."""
+        """Whether enough text was collected for one piece."""
         return self._text.tell() >= MIB // 4
 
     def take(self) -> bytes:
@@ -243,7 +243,7 @@ def checked_names(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
     """Return the names that an argument lists.
 
     Raises:
-        ConfigError: There is none, or one occurs twice.
+        ConfigError: The list is empty, or a name occurs twice.
     """
     if not names or not all(names):
         raise ConfigError(f"{argument} must name at least one field", hint=f"{argument}=a,b.c")

@@ -1,4 +1,4 @@
-"""What the built-in transforms share: the first bytes of a source, its samples, and output in pieces of a useful size."""
+"""Shared parts of the built-in transforms: the first bytes of a source, its samples, and output in pieces of a useful size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 PIECE_BYTES = 16 * KIB
-"""Pieces of at least this size are handed on as they are, because copying them costs more than handing one more on."""
+"""Pieces of at least this size are passed on uncopied: a copy would cost more than one more piece."""
 
 BLOCK_BYTES = 256 * KIB
 """Size of the blocks in which output is compressed, so that it does not depend on how the source was cut."""
