@@ -156,7 +156,8 @@ class AccessLogWriter:
             lines.append(self._text(self._waiting.popleft()))
         dropped_count, self._dropped_count = self._dropped_count, 0
         if dropped_count:
-            lines.append(f"penstock gateway: {dropped_count} lines of the access log were dropped: nobody read them.")
+            what = f"{dropped_count} lines of the access log were dropped: nobody read them."
+            lines.append(json.dumps({"message": what}) if self._text is as_json else f"penstock gateway: {what}")
         if lines:
             with suppress(OSError, ValueError):  # the reader has closed it
                 self._stream.write("\n".join([*lines, ""]))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import threading
+from typing import Literal
 
 import pytest
 
@@ -54,12 +57,13 @@ def test_all_records_are_written_in_order() -> None:
     assert threading.active_count() == before
 
 
-def test_a_stalled_reader_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("style", ["lines", "json"])
+def test_a_stalled_reader_stops_nobody(monkeypatch: pytest.MonkeyPatch, style: Literal["lines", "json"]) -> None:
     """Records for a pipe that nobody reads are taken at once, and dropped when too many wait; a line tells how many."""
     monkeypatch.setattr(access_log, "_WAITING_COUNT_MAX", 100)
     read_fd, write_fd = os.pipe()
     with os.fdopen(write_fd, "w") as stream, os.fdopen(read_fd) as reader:
-        writer = AccessLogWriter(stream)
+        writer = AccessLogWriter(stream, style=style)
         sent_count = 20_000  # at least 2 MB of lines, where a pipe takes 64 KB
         for number in range(sent_count):
             writer(record(key=f"k{number}"))
@@ -69,6 +73,10 @@ def test_a_stalled_reader_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
         stream.close()
         draining.join()
-    dropped_count = sum(int(line.split()[2]) for line in lines if line.endswith("nobody read them.\n"))
-    assert dropped_count > 0
-    assert sum(line.startswith("2026-") for line in lines) + dropped_count == sent_count
+    if style == "json":
+        assert all(isinstance(json.loads(line), dict) for line in lines)
+    dropped = [
+        int(match[1]) for line in lines if (match := re.search(r"(\d+) lines of the access log were dropped", line))
+    ]
+    assert sum(dropped) > 0
+    assert len(lines) - len(dropped) + sum(dropped) == sent_count
