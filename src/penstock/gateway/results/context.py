@@ -74,6 +74,8 @@ class ResultsContext:
         if known is not None:
             self.records.move_to_end(name)
             return known
+        if self.storage.unused_s(name) is None:  # asking a thread would cost more than this system call
+            return None
         record = await self.on_thread(self.storage.find, name)
         if record is None or not record.is_complete:
             return None
