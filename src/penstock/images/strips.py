@@ -54,28 +54,33 @@ def rgb_pixels_of_many(pictures: Sequence[bytes]) -> NDArray[np.uint8] | None:
     if not is_known or not 0 < height * row_bytes <= PICTURE_BYTES_MAX or not width:
         return None
     size = Size(height, width)
+    if not all(_is_alike(picture, head) for picture in pictures):  # before anything is inflated in vain
+        return None
     size = Size(height, width)
     count = STRIP_BYTES_MAX // (height * row_bytes + row_bytes)
     pixels = np.empty((len(pictures), height, width, 3), np.uint8)
     for at in range(0, len(pictures), count):
-        rows = _inflated(pictures[at : at + count], head, size)
+        rows = _inflated(pictures[at : at + count], size)
         if rows is None or not _decode_into(rows, pixels[at : at + count]):
             return None
     return pixels
 
 
-def _inflated(pictures: Sequence[bytes], head: bytes, size: Size) -> list[bytes] | None:
-    """Return the filtered rows of pictures whose heads must be the same, each after a row of zeros; or None."""
+def _is_alike(picture: bytes, head: bytes) -> bool:
+    """Whether a picture has this head, one chunk of pixels, and no other chunks."""
+    chunk = (len(picture) - PNG_FRAME_BYTES).to_bytes(4, "big", signed=True) + b"IDAT"
+    return picture.startswith(head) and picture[33:41] == chunk and picture.endswith(PNG_END)
+
+
+def _inflated(pictures: Sequence[bytes], size: Size) -> list[bytes] | None:
+    """Return the filtered rows of pictures, each after a row of zeros; None if one is damaged."""
     size_bytes = size.height * (1 + 3 * size.width)
     above = bytes(1 + 3 * size.width)
     rows: list[bytes] = []
     crc32, inflater, number = zlib.crc32, zlib.decompressobj, int.from_bytes
     for picture in pictures:
-        length = len(picture) - PNG_FRAME_BYTES
-        if not (picture.startswith(head) and picture.endswith(PNG_END) and number(picture[33:37], "big") == length):
-            return None
         view = memoryview(picture)
-        if picture[37:41] != b"IDAT" or crc32(view[37:-16]) != number(picture[-16:-12], "big"):
+        if crc32(view[37:-16]) != number(picture[-16:-12], "big"):
             return None
         stream = inflater()
         try:
