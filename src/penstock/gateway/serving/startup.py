@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -60,7 +61,9 @@ def serve(config: GatewayConfig) -> int:
         for line in lines:
             journal.say(line)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for listener in listeners:
+            stack.callback(listener.close)  # idempotent: whoever serves closes it earlier, unless it cannot start
         if config.workers > 1:
             supervisor = Supervisor(
                 order, listeners, journal=journal, read_keys=lambda: read_keys(config), on_ready=on_ready
