@@ -103,7 +103,8 @@ class FirstRead(LoopSink):
     Args:
         store: The store.
         operation: What is read.
-        length_bytes_max: The most bytes to read; of a longer object only the beginning is read.
+        length_bytes_max: The most bytes to read; of a longer object only the beginning is read. They are charged to the
+            budget at once, because many reads begin before the first of them has an answer.
 
     Attributes:
         described: Set when the answer has begun; if its body is short or missing, only when it has ended.
@@ -117,6 +118,8 @@ class FirstRead(LoopSink):
         self.leaves_body_alone = True
         self._budget: Budget = store.budget
         self._length_bytes_max = length_bytes_max
+        self._reserved_bytes = length_bytes_max
+        self._budget.reserve(length_bytes_max, force=True)
         self.described: asyncio.Future[None] = self._loop.create_future()
         self.info: ObjectInfo | None = None
         self.span: ByteRange | None = None
@@ -141,7 +144,14 @@ class FirstRead(LoopSink):
             self.on_loop(self._describe)
         return landing
 
+    def _release(self) -> None:
+        """Put back what was reserved before the size was known; idempotent."""
+        size_bytes, self._reserved_bytes = self._reserved_bytes, 0
+        if size_bytes:
+            self._budget.release(size_bytes)
+
     def _make_landing(self, length_bytes: int) -> Landing:
+        self._release()
         if length_bytes < POOLED_BYTES_MIN:
             return Landing(small_buffer(length_bytes), 0, length_bytes)
         buffer = self._budget.acquire(length_bytes, force=True)
@@ -162,6 +172,7 @@ class FirstRead(LoopSink):
             self.described.set_result(None)
 
     def _end(self, completion: Completion) -> None:
+        self._release()
         if completion.error is None:
             self.info = completion.info
             if self.span is None and completion.span is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.cache import Cached
 from penstock.cache.metadata import kept_headers
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, ProtocolError, SpanError
+from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
@@ -26,6 +27,7 @@ from penstock.types import ByteRange, Get, Head, same_version
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
+    from penstock.fetch.budget import Budget
     from penstock.gateway.buckets.writes import Writes
     from penstock.gateway.objects import Answer, GatewayRequest, RequestBody
     from penstock.store.base import Store
@@ -35,6 +37,10 @@ _PART_BYTES = 8 << 20
 _PART_BYTES_MIN = 256 << 10
 _AHEAD_COUNT = 4
 """Parts that one client's read holds or requests at a time; 4 of 8 MiB cover 10 ms at 3 GB/s."""
+_FIRST_SHARES = 256
+"""The beginning of an object takes at most this part of the free budget: 800 clients get 1 MiB or more of 2 GiB."""
+_FIRST_BYTES_MIN = 128 << 10
+"""What it takes if less than that is free."""
 _AT_ONCE_BYTES_MAX = 1 << 20
 """The most bytes that are read on the event loop's thread, from the page cache: 0.1 ms."""
 _PIECE_BYTES = 1 << 20
@@ -113,7 +119,7 @@ class UpstreamBucket:
             return at_hand
         first = None
         try:
-            first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.part_bytes())
+            first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.first_bytes())
             info = await self._with_headers(await first.wait_described())
             if self._cached is not None and self._cached.config.metadata_ttl_s > 0:
                 await (
@@ -131,7 +137,7 @@ class UpstreamBucket:
 
     async def _open_whole(self, key: str) -> UpstreamObject:
         """Open an object whose store makes it while sending it, so that it has neither a length nor ranges beforehand."""
-        first = FirstRead(self.store, Get(key), length_bytes_max=self.part_bytes())
+        first = FirstRead(self.store, Get(key), length_bytes_max=self.first_bytes())
         try:
             return UpstreamObject(self, await self._with_headers(await first.wait_described()), first)
         except BaseException:
@@ -203,11 +209,18 @@ class UpstreamBucket:
 
     def part_bytes(self) -> int:
         """Return the size of a part: smaller if many clients read at once, so that all of them fit into the budget."""
-        share_bytes = self.store.budget.bytes_max // (2 * _AHEAD_COUNT * (self._streams_count + 1))
-        part_bytes = _PART_BYTES
-        while part_bytes > _PART_BYTES_MIN and part_bytes > share_bytes:
-            part_bytes //= 2
-        return part_bytes
+        budget = self.store.budget
+        share_bytes = budget.bytes_max // (2 * _AHEAD_COUNT * (self._streams_count + 1))
+        return _part_bytes(min(share_bytes, _free_bytes(budget) // (2 * _AHEAD_COUNT)), least_bytes=_PART_BYTES_MIN)
+
+    def first_bytes(self) -> int:
+        """Return how much of an object is read when it is opened.
+
+        These bytes are held until the client takes them, and nobody who opens an object waits for the budget. So the less of
+        it is free, the less is read: clients that take nothing cannot use it up.
+        """
+        share_bytes = _free_bytes(self.store.budget) // _FIRST_SHARES
+        return _part_bytes(share_bytes if share_bytes >= POOLED_BYTES_MIN else 0, least_bytes=_FIRST_BYTES_MIN)
 
     async def stream(self, info: ObjectInfo, span: ByteRange) -> AsyncGenerator[memoryview]:
         """Iterate over the bytes of a range of one version, part by part, read ahead.
@@ -242,7 +255,9 @@ class UpstreamBucket:
         try:
             chunks = self.store.read_parts([item], part_bytes=self.part_bytes(), requests_max=_AHEAD_COUNT)
             while True:
-                chunk = await asyncio.shield(loop.run_in_executor(self._threads, next, chunks, None))
+                following = loop.run_in_executor(self._threads, next, chunks, None)
+                following.add_done_callback(_retrieved)  # if the client leaves now, nobody else asks for its error
+                chunk = await asyncio.shield(following)
                 if chunk is None:
                     break
                 yield chunk.data
@@ -251,6 +266,25 @@ class UpstreamBucket:
             self._streams_count -= 1
             if chunks is not None:
                 chunks.close()  # type: ignore[attr-defined]
+
+
+def _retrieved(future: asyncio.Future[Chunk | None]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _free_bytes(budget: Budget) -> int:
+    """Return how much of a budget nobody holds."""
+    statistics = budget.statistics()
+    return max(0, statistics.bytes_max - statistics.used_bytes + statistics.free_bytes)
+
+
+def _part_bytes(share_bytes: int, *, least_bytes: int) -> int:
+    """Return the size of a part that is not larger than a share, unless the share is smaller than any part."""
+    part_bytes = _PART_BYTES
+    while part_bytes > least_bytes and part_bytes > share_bytes:
+        part_bytes //= 2
+    return part_bytes
 
 
 class UpstreamObject:
