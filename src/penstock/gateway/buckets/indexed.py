@@ -1,10 +1,12 @@
 """``IndexedBucket``: an access point with a transform, and the index of its results beside them.
 
-A ``Loader`` looks for ``PREFIX.penstock/dataset.index`` and ``PREFIX.penstock/shards/KEY.index``; see
-docs/development/index-files.md. Here these objects exist for every prefix, in no listing, and describe the results. Each is a
-result itself: made once of the results that it describes, kept like them, and found by an ETag that follows from theirs.
+A ``Loader`` looks for ``PREFIX.penstock/dataset.index`` and ``PREFIX.penstock/shards/KEY.index``
+(docs/development/index-files.md). An access point has these objects for every prefix. They describe its results, and no listing
+shows them. Each index is a result itself: it is made once from the results that it describes, kept as they are, and found by an
+ETag that is computed from theirs.
 
-The index of a result that holds no samples is empty, and an empty index is told as a missing object; so this is found out once.
+A result without samples has an empty index, which clients see as a missing object. It is kept as well, so the result is read
+only once for it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ TRANSFORM = "index"
 """Stands for the transform in the records of indexes."""
 
 SHARDS_MAX = 200_000
-"""Results beyond which a prefix has no index: one takes a listing of them all, and a few hundred bytes of memory each."""
+"""Largest number of results below a prefix that has an index. The index needs a listing of all of them, and a few hundred bytes
+of memory for each."""
 
 _VERSION = "1"
 _TOGETHER_MAX = 8
@@ -79,7 +82,7 @@ class ResultVersion(NamedTuple):
 
 
 class IndexedBucket:
-    """A bucket of results with their index.
+    """A bucket of results with the index of these results.
 
     Args:
         access_point: Its configuration.
@@ -97,7 +100,7 @@ class IndexedBucket:
         self._scope = access_point.upstream
         self._bucket = bucket
         self._results = results
-        # Where listings tell the sizes of sources, clients find no result in an index, and listings must stay cheap.
+        # With list_sizes="source" listings must stay cheap, and the sizes in them would contradict an index.
         self._serves_indexes = access_point.list_sizes != "source"
         self._turns = asyncio.Semaphore(_TOGETHER_MAX)
         self._threads: ThreadPoolExecutor | None = None
@@ -113,8 +116,8 @@ class IndexedBucket:
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
         """Begin to read a result or an index; see ``Bucket.open``.
 
-        Cost: for an index of a prefix, a listing of its results, as ``AccessPoint.list_sizes`` has it, and the first time one
-        pass over their bytes; for the index of one result, the first time one pass over it.
+        Cost: the first time, one pass over the bytes of the results that an index describes; for the index of a prefix also a
+        listing of its results each time.
         """
         if not is_beside_shards(request.key):
             return await self._bucket.open(request, hint)

@@ -1,1 +1,1 @@
-"""What is kept of results: listing and removing it."""
+"""Results that are kept: listing and removing them."""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 async def stale_reasons(config: GatewayConfig, holdings: Iterable[Holding]) -> dict[int, str]:
-    """Return for which results no request will ever ask again, and why.
+    """Return which results no request can find any more, and why.
 
-    A result whose upstream or transform is not in the configuration is left out: others may use it. So is one whose upstream
-    lists nothing at all, which is more probably a mistake than the end of a data set.
+    Results whose upstream or transform is not in the configuration are left out, because other gateways may use them. So are
+    results whose upstream lists nothing, because that is more likely a mistake than an emptied bucket.
 
     Args:
         config: The gateway; its transforms are started to learn their versions.
