@@ -1,4 +1,4 @@
-"""What ``x-amz-copy-source`` names. Pure.
+"""The object that ``x-amz-copy-source`` names. Pure.
 
 The front, which checks whether the caller may use the source's bucket, and the buckets, which read it, both ask here. If each
 had its own reading of the header, a caller could name one bucket to the first and another one to the second.
@@ -19,7 +19,7 @@ _ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accessp
 
 
 class CopySource(NamedTuple):
-    """What ``x-amz-copy-source`` names.
+    """The object that ``x-amz-copy-source`` names.
 
     Attributes:
         bucket: Name of a bucket or access point.

@@ -68,7 +68,7 @@ class GatewayRequest:
         query: Parameters of the query, percent-decoded, without those that sign it. A sub-resource such as ``?uploads`` has
             the value ``""``.
         headers: Headers as they were sent; looking one up ignores case. Repeated headers are joined with commas.
-        caller: Who sent it.
+        caller: The sender of the request.
         url: URL without the parameters that sign it, e.g. ``http://127.0.0.1:9000/bucket/key?x=1``.
         remote: Address of the client.
         request_id: ID of the request, which the answer and the log carry.
@@ -107,7 +107,7 @@ class VerifiedRequest(NamedTuple):
     """A request whose signature is right: who sent it, and how its body is read.
 
     Attributes:
-        caller: Who sent the request.
+        caller: The sender of the request.
         open_body: Makes the decoded and verified body of the bytes that arrive. The front calls it only if somebody reads the
             body, and at most once. The argument yields the body without the transfer coding of HTTP.
     """

@@ -189,7 +189,7 @@ class DecodedBody:
     Args:
         pieces: The body as it arrives.
         length_bytes: Length of the decoded body; None if the client did not send it.
-        checks: What the body is compared with at its end.
+        checks: Hashes with which the body is compared at its end.
         decoder: Decodes it; None leaves it as it is.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a request says about its own signature: in the header ``Authorization``, or in its query. Nothing here is verified."""
+"""Claims of requests about their signature, in the header ``Authorization`` or in the query. Nothing here is verified."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 class SignatureClaim(NamedTuple):
-    """What a request says about its signature.
+    """The signature of a request, and how it was made.
 
     Attributes:
         access_key: ID of the access key.
@@ -93,7 +93,7 @@ def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
 
 
 class _Signer(NamedTuple):
-    """What the header says before the signature; it is the same in all requests of a client on one day."""
+    """The header before its signature, which is the same in all requests of a client on one day."""
 
     access_key: str
     scope: str

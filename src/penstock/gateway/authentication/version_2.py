@@ -92,7 +92,7 @@ _EXPIRES_LENGTH_MAX = 12
 
 
 class Version2Claim(NamedTuple):
-    """What a presigned URL of version 2 says about its signature.
+    """The signature of a presigned URL of version 2, and how it was made.
 
     Attributes:
         access_key: ID of the access key.

@@ -84,7 +84,7 @@ class CognitoIdentity:
 
 
 class LambdaContext:
-    """What a handler gets as its second argument, with the names of AWS's runtime."""
+    """The second argument of a handler, with the names of AWS's runtime."""
 
     def __init__(self, request_id: str, time_s_max: float, function: dict[str, str]) -> None:
         self._deadline_s = time.monotonic() + time_s_max

@@ -58,7 +58,7 @@ _ERROR_MESSAGE_CHARACTERS_MAX = 4096
 
 
 class ForwardedHead(NamedTuple):
-    """What a handler says about its answer before the body.
+    """The head of a handler's answer.
 
     Attributes:
         status: HTTP status.

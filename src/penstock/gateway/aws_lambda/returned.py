@@ -1,4 +1,4 @@
-"""What handlers return for HEAD and LIST: JSON that becomes the head of an object or a listing.
+"""Return values of handlers for HEAD and LIST: JSON that becomes the head of an object or a listing.
 
 Source: the user guide of S3 Object Lambda, "Working with HeadObject requests" and "Working with ListObjects requests".
 """

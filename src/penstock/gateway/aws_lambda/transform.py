@@ -36,7 +36,7 @@ class LambdaTransform:
 
     Args:
         access_point: The access point, with a handler.
-        endpoint: Where the handler sends its answers.
+        endpoint: Endpoint to which the handler sends its answers.
 
     Raises:
         ConfigError: The access point has no handler, or the folder of its code cannot be read.

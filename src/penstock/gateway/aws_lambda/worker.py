@@ -50,12 +50,12 @@ _RUN_FILE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
-    """What a worker process needs to know.
+    """The settings of a worker process.
 
     Attributes:
         name: Name of the access point.
         config: The handler.
-        endpoint: Where the handler sends its answers.
+        endpoint: Endpoint to which the handler sends its answers.
         account: Account in the function's ARN.
         region: Region in the function's ARN and in the handler's environment.
     """
@@ -74,7 +74,7 @@ class HandlerSettings:
 
     @property
     def function(self) -> dict[str, str]:
-        """What ``context`` says about the function."""
+        """Attributes of ``context`` that describe the function."""
         memory_mib = self.config.memory_bytes_max // MIB or 10_240  # the most that AWS gives, if there is no limit
         return {
             "name": self.name,
@@ -121,7 +121,7 @@ class HandlerSettings:
 
 
 class HandlerOutput:
-    """What a worker process prints, in the gateway's log.
+    """Writes the output of a worker process to the gateway's log.
 
     Attributes:
         request_id: ID of the request that the handler is working on; empty between calls.

@@ -1,1 +1,1 @@
-"""What answers requests for a bucket or an access point."""
+"""The buckets and access points that answer requests."""

@@ -43,7 +43,7 @@ class ListedResult:
 
 
 class ListedSizes(Protocol):
-    """What happens to results of unknown size."""
+    """Decides about results of unknown size in a listing."""
 
     async def decide(self, listed: Sequence[ListedResult]) -> int:
         """Set the sizes of results that are to be listed, and return how many, from the first on, are decided: at least one."""

@@ -1,4 +1,4 @@
-"""What requests that write say in their headers and queries: ranges of copies, conditions, tags. Pure."""
+"""Headers and queries of requests that write: ranges of copies, conditions, tags. Pure."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def perform_on_loop(store: Store, operation: Operation) -> Completion:
 
 
 class CompleteRead:
-    """What a ``FirstRead`` is in the end, for bytes that were at hand at once.
+    """A ``FirstRead`` that is complete from the start, for bytes that the cache had at hand.
 
     Args:
         span: Range of the bytes.
@@ -102,7 +102,7 @@ class FirstRead(LoopSink):
 
     Args:
         store: The store.
-        operation: What is read.
+        operation: The read.
         length_bytes_max: The most bytes to read; of a longer object only the beginning is read. They are charged to the
             budget at once, because many reads begin before the first of them has an answer.
 

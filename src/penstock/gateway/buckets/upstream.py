@@ -297,7 +297,7 @@ class UpstreamObject:
         head: What is known about the object; None makes it of `info`.
 
     Attributes:
-        head: What is known about the object.
+        head: Description of the object.
     """
 
     __slots__ = ("_bucket", "_first", "_info", "head")

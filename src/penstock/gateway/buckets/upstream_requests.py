@@ -100,8 +100,8 @@ def passed_request(request: GatewayRequest, endpoint: S3Endpoint, options: S3Opt
 
     Args:
         request: The client's request.
-        endpoint: Where the upstream is.
-        options: What it demands of every request.
+        endpoint: Endpoint, bucket and prefix of the upstream.
+        options: Options of the upstream, some of which every request carries as headers.
 
     Raises:
         S3Error: The upstream cannot do this for the client.

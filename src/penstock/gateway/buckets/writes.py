@@ -1,4 +1,4 @@
-"""What changes the objects of an upstream: a part of ``UpstreamBucket``, which is absent if the bucket is read-only."""
+"""Operations that change the objects of an upstream: a part of ``UpstreamBucket`` that read-only buckets lack."""
 
 from __future__ import annotations
 

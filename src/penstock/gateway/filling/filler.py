@@ -52,7 +52,7 @@ class ResultFiller:
     """Makes results. All methods run on one event loop.
 
     Args:
-        job: What is filled.
+        job: The access points to fill, and where results are kept.
         together_max: Number of results that are made at the same time.
     """
 

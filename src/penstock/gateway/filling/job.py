@@ -1,4 +1,4 @@
-"""What is filled: access points, the requests whose results are made, and where these are kept."""
+"""A job of filling: access points, the requests whose results are made, and where these are kept."""
 
 from __future__ import annotations
 

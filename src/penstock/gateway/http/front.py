@@ -57,7 +57,7 @@ class Front:
     """The HTTP side of a gateway, in one process.
 
     Args:
-        buckets: What it serves.
+        buckets: Buckets and access points that it serves.
         authenticator: Verifies signatures.
         limits: Bounds on what clients may use.
         metrics: Counts requests.

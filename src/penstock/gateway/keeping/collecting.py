@@ -45,11 +45,11 @@ class Removal(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """What is to be removed.
+    """The results and leftovers to remove.
 
     Attributes:
         removals: Results.
-        leftovers: What killed gateways left in the bucket.
+        leftovers: Objects that killed gateways left in the bucket.
     """
 
     removals: list[Removal]

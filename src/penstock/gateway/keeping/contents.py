@@ -29,7 +29,7 @@ class Holding:
 
     Attributes:
         place: ``"cache"`` or ``"results"``, the bucket.
-        record: What is known about the result.
+        record: Record of the result.
         points: Names of the access points of the configuration that have its upstream and its transform.
         age_s: Time since its last use in the cache, or since it was stored in the bucket, in seconds.
         kept: How the cache knows it; None in the bucket.
@@ -49,11 +49,11 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What is kept.
+    """The results that are kept.
 
     Attributes:
         holdings: The results, by place, upstream and key.
-        leftovers: What killed gateways left in the bucket.
+        leftovers: Objects that killed gateways left in the bucket.
     """
 
     holdings: list[Holding]

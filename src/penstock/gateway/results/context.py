@@ -1,4 +1,4 @@
-"""What all results of a process work with: the storage, threads, memory, counters, and which results are known to be kept."""
+"""Shared parts of all results in a process: storage, threads, memory, counters, and the records of known results."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ResultsContext:
     """The parts that the results of one process share. All methods run on the event loop.
 
     Args:
-        storage: Where results are kept.
+        storage: Keeps the results.
         config: The limits.
         metrics: Takes the counters.
 
     Attributes:
-        storage: Where results are kept.
+        storage: Keeps the results.
         config: The limits.
         metrics: Takes the counters.
         records: Records of complete results, the last used one last.

@@ -52,7 +52,7 @@ UPLOADS_PREFIX = "uploads/"
 
 
 class Kept(NamedTuple):
-    """What became of a result that was to be stored.
+    """The outcome of storing a result.
 
     Attributes:
         outcome: ``stored``; ``present`` if it was there already; ``gone`` if a block of it is not in the cache any more;
@@ -287,7 +287,7 @@ class StoredResult(NamedTuple):
     """A result in a bucket.
 
     Attributes:
-        record: What is known about it.
+        record: Record of the result.
         stored_s: When it was stored, in seconds since 1970.
     """
 
@@ -296,7 +296,7 @@ class StoredResult(NamedTuple):
 
 
 class StoredLeftover(NamedTuple):
-    """What a gateway left behind that was killed while it stored a result.
+    """An object that a gateway left behind when it was killed while storing a result.
 
     Attributes:
         key: Key of the bytes without a record, of a record that is damaged, or of the note about an upload.
@@ -310,7 +310,7 @@ class StoredLeftover(NamedTuple):
 
 
 class DerivedContent(NamedTuple):
-    """What a bucket of results holds. Objects that are not of this module are not in it."""
+    """The contents of a bucket of results, without objects that this module did not write."""
 
     results: list[StoredResult]
     leftovers: list[StoredLeftover]

@@ -1,4 +1,4 @@
-"""What distinguishes a result from every other one: its identity, and the ETag that follows from it.
+"""Identities of results: everything on which their bytes depend, and the ETag that follows from it.
 
 Nothing here touches a file. Two gateways that have never heard of each other compute the same ETag for the same source,
 transform and arguments.

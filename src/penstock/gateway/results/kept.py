@@ -1,4 +1,4 @@
-"""What a cache directory keeps of results, for ``penstock gateway ls`` and ``penstock gateway gc``.
+"""Results in a cache directory, for ``penstock gateway ls`` and ``penstock gateway gc``.
 
 The functions work while gateways use the directory: a reader whose block is removed has the result produced again.
 """
@@ -30,7 +30,7 @@ class KeptResult(NamedTuple):
     """A result in a cache directory.
 
     Attributes:
-        record: What is known about it; its size is None if it was never completed and not announced.
+        record: Its record, whose size is None if it was never completed and not announced.
         used_s: Time of its last use, in seconds since 1970, known to 10 minutes.
         namespace: ``CacheConfig.namespace`` of its entries.
     """

@@ -19,7 +19,7 @@ class OpenResult:
 
     Args:
         shared: The result.
-        head: What is known about it.
+        head: Description of the result.
         spools: Whether reading waits until the length is known.
         hides_size: Whether `head` leaves the size out until ``wait_size_bytes`` is called.
     """

@@ -114,7 +114,7 @@ class Results:
         """Return the result of a plan, which all its readers in this process share. It does not begin to produce it.
 
         Args:
-            plan: What the result is.
+            plan: The result, and how it is produced.
             record: What ``find`` returned for it.
 
         Raises:

@@ -60,7 +60,7 @@ class Run:
 
     Args:
         plan: What is produced, and how.
-        storage: Where blocks are kept.
+        storage: Keeps the blocks.
         executor: Threads that store blocks.
         pool: Memory for blocks.
         recent: Blocks that were produced last.

@@ -63,7 +63,7 @@ class SharedResult:
     for the lease, from time to time. If the other process dies, the lease is free, and this process produces the result.
 
     Args:
-        plan: What the result is.
+        plan: The result, and how it is produced.
         context: The parts that the results of this process share.
         keeper: Decides whether its run goes on.
         record: The record of the result if it is known to be kept.

@@ -1,4 +1,4 @@
-"""What one process did lately: bytes and requests of each of the last seconds, and the last errors."""
+"""Recent activity of one process: bytes and requests of each of the last seconds, and the last errors."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Assembly:
     """The stores, buckets and transforms of one process.
 
     Args:
-        order: What the process serves.
+        order: The configuration and keys of the process.
         metrics: Takes what the parts count.
 
     Attributes:

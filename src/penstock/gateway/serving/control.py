@@ -27,7 +27,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """What a worker process serves. It travels over a pipe, because others can read arguments and environments.
+    """The configuration and keys of a worker process, sent over a channel: others can read arguments and environments.
 
     Attributes:
         config: The configuration, checked.

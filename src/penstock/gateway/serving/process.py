@@ -37,7 +37,7 @@ class GatewayProcess:
     """One process of a gateway.
 
     Args:
-        order: What it serves.
+        order: The configuration and keys to serve with.
         peers: All processes of the gateway, this one included.
         journal: Takes what happens beside requests.
     """

@@ -28,7 +28,7 @@ def take_snapshot(
     """Return the numbers of this process.
 
     Args:
-        metrics: What the parts of the gateway counted.
+        metrics: Counts of the parts of the gateway.
         counters: Counters that other parts of the package keep, e.g. the cache.
         gauges: Numbers that are read only now, e.g. the bytes in use of the budget.
         details: What is shown on the status page alone: live requests, errors.
@@ -56,7 +56,7 @@ class Totals:
         counters: Sums of the counters.
         gauges: Sums of the gauges.
         histograms: Sums of the histograms: numbers in each bucket of ``BOUNDS_S``, and the sum of durations.
-        snapshots: What each living process sent.
+        snapshots: The last snapshot of each living process.
         restarts: How often a process that ended was started again.
     """
 
@@ -87,7 +87,7 @@ def add_up(snapshots: Iterable[Snapshot], *, ended: Iterable[Snapshot] = ()) -> 
     """Return the sums over processes.
 
     Args:
-        snapshots: What the living processes sent.
+        snapshots: The last snapshot of each living process.
         ended: The last snapshots of processes that ended. Their counters remain in the sums, so that counters only grow.
     """
     counters: defaultdict[LabelledName, float] = defaultdict(float)

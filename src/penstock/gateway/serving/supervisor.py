@@ -78,7 +78,7 @@ class Supervisor:
     """Runs worker processes until a signal stops it.
 
     Args:
-        order: What the workers serve.
+        order: The configuration and keys of the workers.
         listeners: One listening socket per worker.
         journal: Takes what happens.
         read_keys: Reads the access keys again; called on SIGHUP.

@@ -24,7 +24,7 @@ class ArgumentSpec(NamedTuple):
     Attributes:
         name: Its name.
         convert: Converts its text; raises a ``ValueError`` if the text is wrong.
-        expected: What its text may be, for messages.
+        expected: Values that its text may have, for messages.
         default: Its default; ``REQUIRED`` if it has none.
     """
 

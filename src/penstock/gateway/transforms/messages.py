@@ -27,7 +27,7 @@ TRACEBACK_CHARACTERS_MAX = 16 * KIB
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     SETUP = 1
     """To a worker: ``WorkerSetup`` as a pickle. Answered by READY or ERROR."""

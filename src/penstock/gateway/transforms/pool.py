@@ -40,9 +40,9 @@ class TransformPool:
     """Worker processes, and the calls that wait for them, first come, first served.
 
     Args:
-        program: What they run.
+        program: Program that they run.
         name: Name of the access point, for logs.
-        limits: What a call may cost.
+        limits: Limits of a call.
         processes_count: Number of processes.
 
     Attributes:

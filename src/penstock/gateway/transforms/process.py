@@ -66,7 +66,7 @@ class TransformFailedError(PenstockError):
     """A transform failed in its worker process.
 
     Attributes:
-        failure: What the worker said.
+        failure: Error that the worker process reported.
     """
 
     FIELDS = ("failure",)

@@ -1,4 +1,4 @@
-"""What worker processes print goes to the gateway's log, line by line."""
+"""Writes the output of worker processes to the gateway's log, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process runs: one transform, or several that follow each other, with typed arguments."""
+"""The program of a worker process: one transform, or several that follow each other, with typed arguments."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class ProcessSetup(NamedTuple):
     """What a worker process receives before its first call.
 
     Attributes:
-        program: What to run.
+        program: Program to run.
         memory_bytes_max: Largest address space.
         processes_count: Number of processes that share the machine.
     """
@@ -167,7 +167,7 @@ class LoadedStep:
     Attributes:
         name: Name for messages.
         function: The author's function.
-        declared: What it declares.
+        declared: Declaration of the transform.
         schema: Its arguments.
         given: Arguments of the configuration, as text.
         arguments: Values of all arguments, converted; defaults for those that are not given.
@@ -470,7 +470,7 @@ def import_function(target: str, *, folder: str) -> Any:
     """Import ``module:function`` or ``path.py:function``.
 
     Args:
-        target: What to import.
+        target: Module or file, and name of the function.
         folder: Folder whose modules can be imported, and to which paths are relative.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a transform reads: one version of an object in a store, or the output of the transform before it."""
+"""The sources that transforms read: one version of an object in a store, or the output of the transform before it."""
 
 from __future__ import annotations
 

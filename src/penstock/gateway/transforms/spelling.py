@@ -25,7 +25,7 @@ class SpelledItem(NamedTuple):
     """One item in parentheses.
 
     Attributes:
-        name: What stands before its ``=``; empty if there is none.
+        name: Text before its ``=``; empty if it has none.
         value: What follows, or the whole item, without quotes.
         text: The item as it is spelled.
     """
@@ -40,7 +40,7 @@ class SpelledStep(NamedTuple):
 
     Attributes:
         name: Name of a built-in transform, ``module:function`` or ``path.py:function``.
-        items: What stands in parentheses.
+        items: Items in parentheses.
     """
 
     name: str

@@ -78,7 +78,7 @@ class WorkerTransform:
     """A transform that runs in worker processes; it implements ``Transform``.
 
     Args:
-        program: What the processes run.
+        program: Program that the processes run.
         access_point: Its limits.
 
     Attributes:
@@ -304,7 +304,7 @@ class BoundedWriter:
     """Checks what a worker writes, and stops the clock while the result takes no more; a ``ResultWriter``.
 
     Args:
-        output: Where it goes.
+        output: Takes the checked output.
         bytes_max: Size of the largest result, in bytes.
         deadline: Is paused while the output takes nothing.
     """

@@ -40,7 +40,7 @@ class ServedTransform(NamedTuple):
 
 
 class WebhookEvent(NamedTuple):
-    """What the service needs of an event."""
+    """The parts of an event that the service uses."""
 
     route: str
     token: str

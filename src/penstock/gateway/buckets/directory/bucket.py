@@ -42,7 +42,7 @@ class DirectoryBucket:
 
     Args:
         folder: The folder, which exists.
-        threads: Where files are used.
+        threads: Threads for operations on files.
         find_bucket: Finds the bucket of the source of a copy.
         may_write: Whether the bucket is writable at all.
         is_durable: Whether a change is synced to the disk before it is confirmed.

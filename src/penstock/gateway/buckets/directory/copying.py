@@ -63,7 +63,7 @@ class CopiedFile:
     Args:
         fd: Its descriptor.
         stored: The version.
-        threads: Where files are used.
+        threads: Threads for operations on files.
     """
 
     def __init__(self, fd: int, stored: StoredObject, threads: FileThreads) -> None:
@@ -107,7 +107,7 @@ class CopiedStream:
     Args:
         opened: The open object.
         size_bytes: Its size.
-        threads: Where files are used.
+        threads: Threads for operations on files.
     """
 
     def __init__(self, opened: OpenObject, size_bytes: int, threads: FileThreads) -> None:
@@ -154,7 +154,7 @@ async def open_source(
     Args:
         request: The request that copies.
         find_bucket: Finds its bucket.
-        threads: Where files are used.
+        threads: Threads for operations on files.
         stack: Closes the source.
 
     Raises:

@@ -38,9 +38,9 @@ class StoredObject(NamedTuple):
 
     Attributes:
         key: Its key.
-        path: Where its file is.
+        path: Path of its file.
         status: Status of the file.
-        record: What is kept with it; None if another program wrote it.
+        record: Its record; None if another program wrote the file.
     """
 
     key: str
@@ -189,7 +189,7 @@ class BucketFiles:
         Args:
             key: The key.
             staged: The file, complete.
-            record: What to keep with it.
+            record: Record to keep with the file.
             check: Raises ``S3Error`` if the current version, or its absence, forbids the change.
         """
         places = self.places(key)

@@ -49,7 +49,7 @@ class MultipartRequests:
     Args:
         name: Name of the bucket.
         files: Its files.
-        threads: Where files are used.
+        threads: Threads for operations on files.
         find_bucket: Finds the bucket of the source of a copied part.
     """
 

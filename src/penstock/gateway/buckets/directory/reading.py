@@ -50,7 +50,7 @@ class OpenBytes:
     """An object that has been read already.
 
     Args:
-        head: What is known of it.
+        head: Description of the version.
         data: Its bytes.
     """
 
@@ -81,8 +81,8 @@ class OpenFile:
     Args:
         fd: Its descriptor, which this object closes.
         stored: The version.
-        head: What is sent of it.
-        threads: Where to wait for the disk.
+        head: Description of the version.
+        threads: Threads that wait for the disk.
     """
 
     def __init__(self, fd: int, stored: StoredObject, *, head: ObjectHead, threads: FileThreads) -> None:

@@ -22,7 +22,7 @@ _FULL = (errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRecord:
-    """What is known of one version of an object besides its bytes.
+    """Everything about one version of an object but its bytes.
 
     Attributes:
         size_bytes: Size of the file that the record was made for.

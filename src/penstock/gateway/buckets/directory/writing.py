@@ -27,7 +27,7 @@ BODY_BYTES_MAX = 5 << 30
 
 
 class Received(NamedTuple):
-    """What was written.
+    """The hashes of a body that was written.
 
     Attributes:
         md5: Its MD5 in hexadecimal.
@@ -88,7 +88,7 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
     Args:
         body: The body.
         staged: The file.
-        threads: Where to write it.
+        threads: Threads for operations on files.
         algorithm: A checksum to compute if the client did not send it; empty for none.
 
     Raises:

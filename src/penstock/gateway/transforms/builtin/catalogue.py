@@ -1,4 +1,4 @@
-"""What the built-in transforms do and take, for the command line and the documentation.
+"""Descriptions of the built-in transforms and their arguments, for the command line and the documentation.
 
 It is read from their signatures and docstrings.
 """
@@ -25,7 +25,7 @@ class BuiltinArgument(NamedTuple):
 
     Attributes:
         name: Its name.
-        expected: What its text may be.
+        expected: Values that its text may have.
         default: Its default as text; None if it must be given.
         help: What it does, in one or more sentences.
     """
@@ -42,7 +42,7 @@ class BuiltinDescription(NamedTuple):
     Attributes:
         name: Its name.
         summary: What it does, in one or more sentences.
-        source: What it takes.
+        source: Sources that it takes.
         rest: Argument that takes the items without a name; empty for none.
         content_type: Type of its results; the common one if it depends on the source.
         arguments: Its arguments.

@@ -122,7 +122,7 @@ class _Writer:
         compression: Compression of the pages.
 
     Attributes:
-        output: What was written.
+        output: Bytes of the Parquet file that were written.
     """
 
     def __init__(self, schema: Any, columns: tuple[str, ...], compression: str) -> None:

@@ -81,7 +81,7 @@ def selected(
     Args:
         chunks: The source.
         head: Its first bytes.
-        names: What remains.
+        names: Names of the fields that remain.
         format_name: Format of the source without compression.
         source: Key of the source, for errors.
 
@@ -202,7 +202,7 @@ def redacted(
     Args:
         chunks: The source.
         head: Its first bytes.
-        names: What is removed.
+        names: Names of the values that are removed or replaced.
         replacement: Text that takes its place; None for nothing.
         format_name: Format of the source without compression.
         source: Key of the source, for errors.

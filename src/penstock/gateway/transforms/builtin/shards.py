@@ -93,7 +93,7 @@ class _ExampleConversion:
     """Writes samples as Examples: those in columns many at once, others one by one, with the same bytes.
 
     Args:
-        output: Where the records go.
+        output: Collects the records.
         source: Key of the source, for errors.
         specs: Fields that are taken; None takes all as bytes.
         key: Name of the feature that takes the samples' keys; empty for none.
