@@ -14,7 +14,7 @@ import pytest
 from penstock.cli.app import run
 from penstock.gateway.results.derived import UPLOADS_PREFIX
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 Command = Callable[..., list[dict[str, Any]]]
 FLAGS = (
