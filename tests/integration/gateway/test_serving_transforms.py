@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+import trustme
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
@@ -197,6 +199,28 @@ def test_an_authors_function_by_a_file(start: Start, folder: Path, client_of: Ca
     finally:
         if gateway.process.poll() is None:
             gateway.kill()
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_a_result_is_streamed_by_tls(start: Start, folder: Path, pieces: int) -> None:
+    """A result in several pieces arrives by HTTPS while it is produced, however many writes it takes."""
+    (folder / "mine.py").write_text(
+        "def repeat(reader, request, count: int = 1):\n    data = reader.read()\n    yield from [data] * count\n"
+    )
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    (folder / "key.pem").chmod(0o600)
+    issued.cert_chain_pems[0].write_to_path(folder / "chain.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    gateway = start(
+        "--tls-certificate", "chain.pem", "--tls-key", "key.pem", "--transform", "./mine.py:repeat", "--argument",
+        f"count={pieces}", "--name", "repeated", "--length", "stream", "--processes", "1",
+    )  # fmt: skip
+    for name in ("words.txt", "a.tar"):
+        source = (folder / "data" / name).read_bytes()
+        assert gateway.get(f"/repeated/{name}", context=context) == source * pieces
 
 
 HOOKS = """

@@ -95,7 +95,10 @@ class ClientConnection(web.RequestHandler):
         pool = self._pool
         super().connection_made(transport)
         transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
-        transport.set_write_buffer_limits(high=0)  # a write has ended when the memory behind it is free
+        # A write has ended when the memory behind it is free. TLS transports pause at the limit, not above it: with 0
+        # they would pause on an empty buffer, and the write would never end.
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        transport.set_write_buffer_limits(high=int(is_tls), low=0)
         if len(pool.connections) > pool.limits.connections_max:
             pool.refused_count += 1
             transport.write(_TOO_MANY)
