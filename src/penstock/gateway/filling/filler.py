@@ -127,8 +127,8 @@ class ResultFiller:
             etag = shared.plan.name.etag
             return await self._ensure(source, shared)
         except S3Error as error:
-            told = [f"{error.code}: {error.message}", texts[request.request_id]]
-            return Filled(source, "failed", etag, error="\n".join(filter(None, told)))
+            reasons = [f"{error.code}: {error.message}", texts[request.request_id]]
+            return Filled(source, "failed", etag, error="\n".join(filter(None, reasons)))
         except (PenstockError, OSError) as error:
             return Filled(source, "failed", etag, error=f"{type(error).__name__}: {error}")
         finally:

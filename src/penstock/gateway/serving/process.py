@@ -102,21 +102,21 @@ class GatewayProcess:
 
     def reload(self, keys: AccessKeys | None) -> None:
         """Take new access keys, and load the certificate again; if either is not valid, the old one remains in force."""
-        told = []
+        reloaded = []
         if self._authenticator is not None and keys is not None:
             try:
                 self._authenticator.keys = keys.for_access_points(self._order.config.access_points)
-                told.append(f"{len(keys)} access keys")
+                reloaded.append(f"{len(keys)} access keys")
             except PenstockError as error:
                 self._journal.say(f"the old access keys remain in force: {error}", level="error")
         if self._tls is not None:
             try:
                 self._tls.reload()
-                told.append("the TLS certificate")
+                reloaded.append("the TLS certificate")
             except PenstockError as error:
                 self._journal.say(f"the old TLS certificate remains in force: {error}", level="error")
         if self._order.index == 0:  # the others do the same
-            self._journal.say(f"reloaded {' and '.join(told)}" if told else "there was nothing to reload")
+            self._journal.say(f"reloaded {' and '.join(reloaded)}" if reloaded else "there was nothing to reload")
 
     def snapshot(self) -> Snapshot:
         """Return what this process knows of itself."""

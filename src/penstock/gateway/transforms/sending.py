@@ -45,7 +45,7 @@ class OutputSender:
         self._check = check
         self._gathered: deque[bytes] = deque()
         self._lock = threading.Lock()
-        self._is_armed = False  # whether the timer has been told that something waits
+        self._is_armed = False  # whether the timer knows that something waits
         self._armed = threading.Event()
         self._timer = threading.Thread(target=self._flush_late, name="penstock-transform-flush", daemon=True)
         self._timer.start()
