@@ -268,6 +268,9 @@ def try_(
 ) -> None:
     """Run a transform on one object in this process, without a gateway, so that a debugger stops in it.
 
+    The headers of the result and its size are printed to stderr. --epoch and --seed matter only to transforms that declare
+    uses_epoch=True or deterministic=False.
+
     For example:
 
         penstock gateway try tar2tfrecord shard-000000.tar -o shard.tfrecord

@@ -27,7 +27,7 @@ def sandbox(
 
     The program finds the server through the AWS variables of its environment, with generated keys; AWS variables that were
     set before do not reach it. The objects are gone afterwards. The exit code is the program's. This needs the package
-    ministack: pip install ministack
+    ministack: pip install "ministack>=1.5.20"
 
     For example:
 

@@ -55,7 +55,7 @@ class Ministack(S3Server):
 
     def __init__(self, *, settings: Mapping[str, str] | None = None, ready_s_max: float = 60.0) -> None:
         if find_spec("ministack") is None:
-            raise ConfigError("ministack is not installed", hint="pip install ministack")
+            raise ConfigError("ministack is not installed", hint="pip install 'ministack>=1.5.20'")
         self._root = secrets.token_hex(8).upper(), secrets.token_urlsafe(24)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-ministack-"))
         self._process: subprocess.Popen[bytes] | None = None
