@@ -120,7 +120,16 @@ class Wrk:
             file.write(f"{self.script}\n{WRK_REPORT}\n")
             file.flush()
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            command = ["wrk", "-t1", f"-c{self.connections}", f"-d{round(seconds or self.seconds)}s", "-s", file.name]
+            command = [
+                "wrk",
+                "-t1",
+                "--timeout",
+                "30s",
+                f"-c{self.connections}",
+                f"-d{round(seconds or self.seconds)}s",
+                "-s",
+                file.name,
+            ]
             out = subprocess.run([*command, self._url], capture_output=True, text=True, check=True).stdout
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         duration_us, requests, total, errors = map(int, re.search(r"RESULT (\d+) (\d+) (\d+) (\d+)", out).groups())

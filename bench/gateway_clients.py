@@ -309,14 +309,14 @@ async def crowd(port: int, pid: int, expected: Expected, seconds: float) -> tupl
 
 
 def budget_bytes(port: int) -> int:
-    """Return the byte budgets of all processes of the gateway."""
+    """Return the memory that all processes of the gateway may take for reading and sending."""
     import urllib.request
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/metrics") as answer:
         text = answer.read().decode()
-    found = re.search(r"^penstock_budget_max_bytes(?:\{\})? (\S+)", text, re.MULTILINE)
+    found = re.search(r"^penstock_gateway_memory_max_bytes(?:\{\})? (\S+)", text, re.MULTILINE)
     if found is None:
-        raise BenchError("the metrics tell no budget")
+        raise BenchError("the metrics tell no limit of the memory")
     return int(float(found[1]))
 
 

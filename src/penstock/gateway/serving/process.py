@@ -71,7 +71,7 @@ class GatewayProcess:
             LOGGER.setLevel(logging.INFO)
         if config.workers > 1:
             share_machine(config.workers)
-            set_process_budget(default_budget_bytes() // config.workers)
+        set_process_budget(_budget_bytes(config.workers))
         self._assembly = Assembly(self._order, metrics=self._metrics)
         await self._assembly.start()
         self._front = Front(
@@ -124,6 +124,7 @@ class GatewayProcess:
         gauges: dict[LabelledName, float] = {
             ("penstock_gateway_processes", ()): 1,
             ("penstock_gateway_memory_bytes", ()): memory_bytes(),
+            ("penstock_gateway_memory_max_bytes", ()): default_budget_bytes() // self._order.config.workers,
         }
         if front is not None:
             gauges["penstock_gateway_requests_in_flight", ()] = front.requests_count
@@ -163,3 +164,12 @@ def live_row(exchange: ClientExchange) -> dict[str, Any]:
         "remote": exchange.request.remote or "",
         "request_id": exchange.request_id,
     }
+
+
+def _budget_bytes(workers_count: int) -> int:
+    """Return the budget for reading of one of several processes.
+
+    A quarter of the memory is for what the budget does not count: answers on their way to slow clients, the latest blocks of
+    results that are being produced, and the processes themselves. bench/gateway_clients.py shows that it is enough.
+    """
+    return default_budget_bytes() // workers_count * 3 // 4

@@ -33,6 +33,7 @@ HELP = {
     "penstock_gateway_result_waits_total": "Reads that waited for a result that somebody else had begun to produce.",
     "penstock_gateway_processes": "Worker processes that answer.",
     "penstock_gateway_start_time_seconds": "Time at which the gateway was started, in seconds since 1970.",
+    "penstock_gateway_memory_max_bytes": "Memory that reading and sending may take, of which three quarters are the budget.",
     "penstock_gateway_memory_bytes": "Resident memory of the worker processes, without those of transforms.",
     "penstock_budget_used_bytes": "Bytes that readers hold now.",
     "penstock_budget_max_bytes": "Bytes that readers may hold.",
