@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ class Assembly:
         self.sources: dict[str, UpstreamBucket] = {}
         self.transformed: dict[str, TransformedBucket] = {}
         self.results: Results | None = None
+        self._started_s = time.time()  # stands for the time of creation, which upstreams do not tell
 
     async def start(self) -> None:
         """Open everything, and start the transforms.
@@ -81,7 +83,7 @@ class Assembly:
             store = open_store(point, config)
             self._stores.append(store)
             writes = writes_for(point.name, store) if point.read_write else None
-            sources[point.name] = UpstreamBucket(point.name, store, writes=writes)
+            sources[point.name] = UpstreamBucket(point.name, store, created_s=self._started_s, writes=writes)
         transformed = [point for point in config.access_points if is_transformed(point)]
         if transformed:
             await self._start_transforms(transformed, sources)
@@ -103,7 +105,9 @@ class Assembly:
             source = sources[point.name]
             transform = self.transforms[point.name] = transform_of(point, internal)
             links = InternalLinks(point, source.store, internal=internal)
-            bucket = TransformedBucket(point, source, transform=transform, results=results, links=links)
+            bucket = TransformedBucket(
+                point, source, transform=transform, results=results, links=links, created_s=self._started_s
+            )
             self.transformed[point.name] = bucket
             indexed = IndexedBucket(point, bucket, results=results)
             self._points[point.name] = _with_actions(point, indexed, source=source, transform=transform, links=links)

@@ -88,6 +88,16 @@ class SourceReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochNumbers:
+    """What a request's epoch and seed say; ``TransformRequest`` describes the fields."""
+
+    epoch: int
+    seed: int
+    rng_seed: int
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformRequest:
     """What a transform knows about the request that it serves.
 
@@ -100,20 +110,42 @@ class TransformRequest:
         arguments: Arguments by name, typed; those that are not given have their defaults.
         query: Declared parameters of the query that the client sent.
         headers: Declared headers that the client sent, with names in lower case.
-        epoch: Epoch number, from 0; 0 if neither the request nor the access point names one.
-        seed: Seed, from 0; 0 if the request does not name one.
-        rng_seed: Number in [0, 2**64) derived from seed, epoch and key, e.g. for ``numpy.random.default_rng``.
-        rng: Random generator that begins with `rng_seed`: equal requests draw equal numbers.
+        epoch_numbers: Epoch and seed; None if the transform does not declare that it uses them.
     """
 
     key: str
     arguments: Mapping[str, Any]
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    epoch: int
-    seed: int
-    rng_seed: int
-    rng: random.Random
+    epoch_numbers: EpochNumbers | None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch number, from 0; 0 if neither the request nor the access point names one."""
+        return self._declared("epoch").epoch
+
+    @property
+    def seed(self) -> int:
+        """Seed, from 0; 0 if the request does not name one."""
+        return self._declared("seed").seed
+
+    @property
+    def rng_seed(self) -> int:
+        """Number in [0, 2**64) derived from seed, epoch and key, e.g. for ``numpy.random.default_rng``."""
+        return self._declared("rng_seed").rng_seed
+
+    @property
+    def rng(self) -> random.Random:
+        """Random generator that begins with ``rng_seed``: equal requests draw equal numbers."""
+        return self._declared("rng").rng
+
+    def _declared(self, name: str) -> EpochNumbers:
+        if self.epoch_numbers is None:
+            raise ConfigError(
+                f"request.{name} is not available, because one result serves all epochs of this transform",
+                hint="declare @transform(uses_epoch=True), or deterministic=False",
+            )
+        return self.epoch_numbers
 
 
 @dataclass(frozen=True, slots=True)

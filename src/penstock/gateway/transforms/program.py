@@ -17,7 +17,7 @@ from penstock.config import SEED_MAX
 from penstock.errors import ConfigError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.transforms.arguments import ArgumentSchema, check_arguments, schema_of
-from penstock.gateway.transforms.authoring import Declaration, Response, TransformRequest, declaration_of
+from penstock.gateway.transforms.authoring import Declaration, EpochNumbers, Response, TransformRequest, declaration_of
 from penstock.gateway.transforms.builtin import BUILTINS
 from penstock.gateway.transforms.reading import PipedReader
 from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
@@ -367,21 +367,19 @@ def request_of(step: LoadedStep, key: str, request_arguments: Mapping[str, str])
     wanted = {name.lower() for name in declared.headers}
     headers = {n: v for n, v in _selected(request_arguments, HEADER).items() if n in wanted}
     sees_epoch = declared.uses_epoch or not declared.deterministic
-    epoch, seed = (int(request_arguments.get(name, "0")) if sees_epoch else 0 for name in ("epoch", "seed"))
+    epoch, seed = (int(request_arguments.get(name, "0")) for name in ("epoch", "seed"))
     is_free = not declared.deterministic and "epoch" not in request_arguments and "seed" not in request_arguments
     if is_free:  # an unnamed epoch must not repeat the same numbers
         rng_seed = int.from_bytes(os.urandom(8), "little")
     else:
         rng_seed = int.from_bytes(digest_of(str(seed).encode(), str(epoch).encode(), key.encode())[:8], "little")
+    numbers = EpochNumbers(epoch=epoch, seed=seed, rng_seed=rng_seed, rng=random.Random(rng_seed))
     return TransformRequest(
         key=key,
         arguments=step.with_query(query),
         query=query,
         headers=headers,
-        epoch=epoch,
-        seed=seed,
-        rng_seed=rng_seed,
-        rng=random.Random(rng_seed),
+        epoch_numbers=numbers if sees_epoch else None,
     )
 
 

@@ -73,6 +73,17 @@ def test_what_a_request_says(words: Path) -> None:
         said(epoch=-1)
 
 
+@pytest.mark.parametrize("name", ["epoch", "seed", "rng", "rng_seed"])
+def test_an_epoch_that_is_not_declared_is_an_error(words: Path, name: str) -> None:
+    """A transform that would give every epoch the same numbers is told so."""
+
+    def say(reader: SourceReader, request: TransformRequest) -> bytes:
+        return repr(getattr(request, name)).encode()
+
+    with pytest.raises(ConfigError, match=f"request.{name} is not available.*uses_epoch=True"):
+        try_transform(say, words, epoch=3).read()
+
+
 @pytest.mark.parametrize("by", ["Response", "size()"])
 def test_a_wrong_size_is_found(words: Path, by: str) -> None:
     """A result whose length is not the one that was promised is an error at its end."""
