@@ -97,6 +97,20 @@ import ray
 command = [sys.executable, "-m", "penstock", "pack", "files/", "packed/", "--executor", "ray", "--dry-run"]
 subprocess.run(command, check=True)  # the plan alone: tests/doors/ray packs on a cluster
 """,
+    "gateway": """
+import gzip, pathlib, re, subprocess, sys
+import penstock as ps
+pathlib.Path("store").mkdir()
+pathlib.Path("store/a.gz").write_bytes(gzip.compress(b"hello"))
+command = [sys.executable, "-m", "penstock", "gateway", "--upstream", "store", "--port", "0", "--cache", "cache:100MB"]
+with subprocess.Popen([*command, "--transform", "gunzip"], stderr=subprocess.PIPE, text=True) as gateway:
+    url = re.search("at (http://[0-9.:]+)", gateway.stderr.readline())[1]
+    with ps.connect("s3://store", endpoint_url=url, anonymous=True) as store:
+        assert bytes(store.read("a.gz").data) == b"hello"
+    gateway.terminate()
+    gateway.stderr.read()
+assert gateway.returncode == 0
+""",
     "crt": """
 from awscrt import checksums
 import penstock as ps
