@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.lazy import lazy_getattr
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from penstock.pack.converting import convert as convert
@@ -72,6 +73,7 @@ else:
     class CallableModule(ModuleType):
         """A callable module: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``."""
 
+        @boundary
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             """Call ``pack``."""
             return self.pack(*arguments, **options)

@@ -29,7 +29,7 @@ from servers.gateway import WAIT_S, Gateway, wait_until
 if TYPE_CHECKING:
     from penstock.testing.ministack import Ministack
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 SAMPLES = 50
 Start = Callable[..., Gateway]
