@@ -192,9 +192,9 @@ def provider(credentials: Credentials | None, profile: str | None) -> Credential
         access_key, secret_key = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         if access_key and secret_key:
             token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN") or None
-            found = _provider(
-                Credentials(access_key=access_key, secret_key=secret_key, session_token=token), None, None
-            )
+            # Keys that a caller passes have another provider, even if they are equal: those keys travel with a pickled store.
+            keys = Credentials(access_key=access_key, secret_key=secret_key, session_token=token)
+            found = _provider(keys, None, "environment")
             found.source = "environment"
             return found
     return _provider(credentials, None if credentials else profile, _named())
