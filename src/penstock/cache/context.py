@@ -34,7 +34,7 @@ class CacheContext:
         metadata: Known versions, sizes and listings of objects.
         claims: Blocks that this process is fetching.
         pool: The threads that read and write the disk.
-        storing: What is stored after its reader was notified.
+        storing: Bodies that wait to be stored, after their readers were notified.
     """
 
     def __init__(self, inner: Store, config: CacheConfig) -> None:

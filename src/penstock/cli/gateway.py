@@ -358,9 +358,12 @@ def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessP
     assert upstream.upstream is not None
     url = upstream.upstream if "://" in upstream.upstream else str(Path(upstream.upstream).expanduser().absolute())
     handler, webhook = _handler(transform), _webhook(transform)
-    is_called = (
-        handler is not None or webhook is not None
-    )  # the limit is that of one call then; waiting for it comes on top
+    is_called = handler is not None or webhook is not None  # then a limit is that of one call; waiting comes on top
+    if not is_called and not transform.transform:
+        flags = {"--timeout": transform.timeout, "--processes": transform.processes, "--memory": transform.memory}
+        for flag, value in flags.items():
+            if value is not None:
+                raise ConfigError(f"{flag} is for a transform, but there is none", hint="--transform tar2tfrecord")
     seconds = None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout")
     values: dict[str, Any] = {
         "transform": transform.transform,

@@ -46,7 +46,7 @@ class WebhookConfig:
     """A webhook in MinIO's dialect.
 
     Attributes:
-        url: Its URL.
+        url: URL of the webhook.
         token: Token of the header ``Authorization``, sent as ``Bearer TOKEN``, or as it is if it has two words;
             empty for none.
         time_s_max: Longest time for one call, in seconds.

@@ -292,7 +292,7 @@ class Source(Protocol):
 
     Attributes:
         key: Key in the source bucket.
-        head: Its version, size and headers.
+        head: Version, size and headers of the object.
     """
 
     key: str

@@ -136,7 +136,7 @@ class AccessKeys:
 
         Args:
             text: The text.
-            source: What is read, for messages: the path of a file, or the name of a variable.
+            source: Where `text` comes from, for messages: the path of a file, or the name of a variable.
 
         Raises:
             ConfigError: A key is not valid. The message has its line, and never a secret.

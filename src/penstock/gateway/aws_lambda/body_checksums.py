@@ -22,7 +22,7 @@ class BodyChecksum:
 
     Args:
         algorithm: Name of the algorithm, as in ``x-amz-checksum-...``.
-        expected: Its value in base64.
+        expected: Checksum that the body must have, in base64.
     """
 
     def __init__(self, algorithm: str, expected: str) -> None:

@@ -15,10 +15,10 @@ class InternalEndpoint:
     """Port and keys with which handlers reach the internal endpoint of one gateway process on 127.0.0.1.
 
     Args:
-        port: Its port.
+        port: Port of the internal endpoint on 127.0.0.1.
 
     Attributes:
-        port: Its port.
+        port: Port of the internal endpoint on 127.0.0.1.
         key: Key with which handlers sign ``WriteGetObjectResponse``. It is valid for nothing else.
         responses: Answers that this process expects from its handlers.
         authenticator: Verifies ``WriteGetObjectResponse``.

@@ -65,7 +65,7 @@ class ForwardedHead(NamedTuple):
         headers: Headers of the result, with the names that are sent.
         checksum: Algorithm and value, in base64, of the body's checksum; None if the handler sent none.
         error_code: Code of the error; empty if the handler sent none.
-        error_message: Its message.
+        error_message: Message of the error.
         size_bytes: Length of the body; None if it is not known.
     """
 

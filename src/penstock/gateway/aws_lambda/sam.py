@@ -36,9 +36,9 @@ class SamFunction:
     """One function of a template.
 
     Attributes:
-        name: Its logical ID.
+        name: Logical ID of the resource.
         place: Template and name, for messages.
-        properties: Its properties, with the template's defaults, not resolved yet.
+        properties: Properties of the resource, with the template's defaults, not resolved yet.
         resolver: Resolves what its properties refer to.
     """
 

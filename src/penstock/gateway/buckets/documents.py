@@ -28,8 +28,8 @@ def element(name: str, content: object, *, encode: Callable[[str], str] | None =
     """Return an element.
 
     Args:
-        name: Its name.
-        content: Its text, or its children as pairs of name and content. A child whose content is None is left out.
+        name: Name of the element.
+        content: Text of the element, or its children as pairs of name and content. A child whose content is None is left out.
         encode: How to write text; None escapes it.
     """
     if isinstance(content, str | int):

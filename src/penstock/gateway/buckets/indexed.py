@@ -85,7 +85,7 @@ class IndexedBucket:
     """A bucket of results with the index of these results.
 
     Args:
-        access_point: Its configuration.
+        access_point: Configuration of the access point.
         bucket: The results. It is closed with this object.
         results: The results of this process, among which indexes are kept.
 

@@ -28,8 +28,8 @@ class ListedResult:
 
     Attributes:
         info: Key, ETag and time of the result, and the size of its source.
-        source: Its source.
-        size_bytes: Its size; None if that is not known. A result whose size is not known is left out of the listing.
+        source: Source of the result.
+        size_bytes: Size of the result in bytes; None if that is not known, which leaves it out of the listing.
         produce: Produces it, and returns its size.
     """
 

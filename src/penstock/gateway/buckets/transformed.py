@@ -67,7 +67,7 @@ class TransformedBucket:
     """An access point with a transform.
 
     Args:
-        access_point: Its configuration.
+        access_point: Configuration of the access point.
         source_bucket: The bucket that holds the sources. It is closed with this one.
         transform: What turns a source into a result. It is closed with this bucket.
         results: The results of this process.

@@ -291,7 +291,7 @@ class UpstreamObject:
     """One version of an object of a store that is being read; see ``OpenObject``.
 
     Args:
-        bucket: Its bucket.
+        bucket: Bucket of the object.
         info: The object.
         first: The read of its first bytes; None if none was begun.
         head: What is known about the object; None makes it of `info`.

@@ -102,7 +102,7 @@ class Filled(NamedTuple):
     """The outcome of one result.
 
     Attributes:
-        source: Its source.
+        source: Source of the result.
         outcome: ``made`` by the transform; ``copied`` from one place to another; ``present`` in all places already;
             ``left-out`` because the access point does not serve its key; ``failed``.
         etag: ETag of the result; empty if it failed before that was known.

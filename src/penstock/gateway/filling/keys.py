@@ -37,7 +37,7 @@ def listed_keys(point: AccessPoint, store: Store, patterns: Iterable[str]) -> It
 
     Args:
         point: The access point.
-        store: Its store.
+        store: Store of the upstream.
         patterns: Keys of sources, prefixes that end with a slash, or patterns such as ``train/**/*.tar``; empty for all.
 
     Raises:

@@ -99,7 +99,7 @@ class Service:
             exchange: The exchange with the client.
             bucket: The addressed bucket; None if no bucket has this name.
             request: The request.
-            body: Its body.
+            body: Body of the request.
         """
         if request.method in _WRITES and not request.caller.may_write:
             raise _denied()

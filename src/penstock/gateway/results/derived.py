@@ -191,7 +191,7 @@ class DerivedResults:
         """Store a result that is complete.
 
         Args:
-            record: Its record.
+            record: Record of the result.
             blocks: Returns a block by its number, or None if it is gone; called on a thread.
 
         Returns:
@@ -300,7 +300,7 @@ class StoredLeftover(NamedTuple):
 
     Attributes:
         key: Key of the bytes without a record, of a record that is damaged, or of the note about an upload.
-        size_bytes: Its size.
+        size_bytes: Size in bytes.
         stored_s: When it was stored, in seconds since 1970.
     """
 

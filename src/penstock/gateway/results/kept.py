@@ -30,7 +30,7 @@ class KeptResult(NamedTuple):
     """A result in a cache directory.
 
     Attributes:
-        record: Its record, whose size is None if it was never completed and not announced.
+        record: Record of the result, whose size is None if it was never completed and not announced.
         used_s: Time of its last use, in seconds since 1970, known to 10 minutes.
         namespace: ``CacheConfig.namespace`` of its entries.
     """

@@ -95,7 +95,7 @@ class InternalLinks:
 
     Args:
         point: The access point.
-        store: Its store.
+        store: Store of the sources.
         internal: The internal endpoint of this process.
     """
 

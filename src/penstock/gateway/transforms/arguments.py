@@ -22,10 +22,10 @@ class ArgumentSpec(NamedTuple):
     """One argument of a transform.
 
     Attributes:
-        name: Its name.
+        name: Name of the argument.
         convert: Converts its text; raises a ``ValueError`` if the text is wrong.
         expected: Values that its text may have, for messages.
-        default: Its default; ``REQUIRED`` if it has none.
+        default: Default value; ``REQUIRED`` if it has none.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ArgumentSchema(NamedTuple):
 
     Attributes:
         name: Name of the transform, for messages.
-        specs: Its arguments by name, in the order of the signature.
+        specs: Arguments by name, in the order of the signature.
         takes_more: Whether it also takes arguments of any other name, as text (``**more``).
     """
 

@@ -96,8 +96,8 @@ class WorkerFailure(NamedTuple):
 
     Attributes:
         kind: Name of the exception's class.
-        message: Its message.
-        traceback: Its traceback, for the log.
+        message: Message of the error.
+        traceback: Traceback of the error, for the log.
         store_error: Whether it is an error of penstock's about the source, which the gateway raises again.
         refusal: Code, message and status if the author raised an ``S3Error``.
     """

@@ -168,7 +168,7 @@ class LoadedStep:
         name: Name for messages.
         function: The author's function.
         declared: Declaration of the transform.
-        schema: Its arguments.
+        schema: Arguments of the function.
         given: Arguments of the configuration, as text.
         arguments: Values of all arguments, converted; defaults for those that are not given.
     """

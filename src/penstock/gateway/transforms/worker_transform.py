@@ -79,14 +79,14 @@ class WorkerTransform:
 
     Args:
         program: Program that the processes run.
-        access_point: Its limits.
+        access_point: Access point, whose limits apply.
 
     Attributes:
         name: Name for logs and metrics.
         identity: Text that changes whenever code, versions or arguments change; empty before ``start()``.
         is_deterministic: Whether results may be kept, as the access point or else the author says.
         maps_ranges: Whether ranges of results can be produced by themselves.
-        pool: Its processes.
+        pool: Worker processes.
     """
 
     def __init__(self, program: TransformProgram, *, access_point: AccessPoint) -> None:

@@ -52,7 +52,7 @@ class UrlSource:
 
     Attributes:
         key: Key of the object.
-        head: Its version and size; ``open`` sets it.
+        head: Version and size of the source; ``open`` sets it.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: URL, *, key: str) -> None:

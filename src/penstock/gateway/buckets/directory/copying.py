@@ -33,10 +33,10 @@ class CopiedObject(Protocol):
 
     Attributes:
         etag: ETag of the version, with its quotes.
-        size_bytes: Its size.
+        size_bytes: Size in bytes.
         modified_s: When it was last changed, in seconds since 1970.
-        headers: Its headers, without checksums.
-        tags: Its tags.
+        headers: Headers of the object, without checksums.
+        tags: Tags of the object.
     """
 
     etag: str
@@ -61,7 +61,7 @@ class CopiedFile:
     """A source that is an open file.
 
     Args:
-        fd: Its descriptor.
+        fd: Descriptor of the open file.
         stored: The version.
         threads: Threads for operations on files.
     """
@@ -106,7 +106,7 @@ class CopiedStream:
 
     Args:
         opened: The open object.
-        size_bytes: Its size.
+        size_bytes: Size in bytes.
         threads: Threads for operations on files.
     """
 

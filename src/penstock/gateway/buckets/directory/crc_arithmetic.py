@@ -17,8 +17,8 @@ class CrcKind(NamedTuple):
     """A CRC.
 
     Attributes:
-        polynomial: Its reflected polynomial.
-        bits: Its length.
+        polynomial: Reflected polynomial.
+        bits: Length of the CRC in bits.
     """
 
     polynomial: int

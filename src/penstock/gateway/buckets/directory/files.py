@@ -37,10 +37,10 @@ class StoredObject(NamedTuple):
     """One version of an object.
 
     Attributes:
-        key: Its key.
+        key: Key of the object.
         path: Path of its file.
         status: Status of the file.
-        record: Its record; None if another program wrote the file.
+        record: Metadata of the object; None if another program wrote the file.
     """
 
     key: str

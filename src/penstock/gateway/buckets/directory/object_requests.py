@@ -54,7 +54,7 @@ class ObjectRequests:
 
     Args:
         name: Name of the bucket.
-        files: Its files.
+        files: Files of the bucket.
         threads: Threads for operations on files.
         find_bucket: Finds the bucket of the source of a copy.
     """

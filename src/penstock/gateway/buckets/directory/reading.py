@@ -51,7 +51,7 @@ class OpenBytes:
 
     Args:
         head: Description of the version.
-        data: Its bytes.
+        data: Bytes of the object: uint8[n].
     """
 
     def __init__(self, head: ObjectHead, data: bytes) -> None:
@@ -79,7 +79,7 @@ class OpenFile:
     For others a thread waits.
 
     Args:
-        fd: Its descriptor, which this object closes.
+        fd: Descriptor of the file, which this object closes.
         stored: The version.
         head: Description of the version.
         threads: Threads that wait for the disk.

@@ -34,8 +34,8 @@ class StagedFile:
     """A hidden file that becomes an object when it is renamed. Use it as a context manager.
 
     Args:
-        path: Its path.
-        fd: Its descriptor, open for writing, which this object closes.
+        path: Path of the temporary file.
+        fd: Descriptor of the temporary file, open for writing, which this object closes.
     """
 
     def __init__(self, path: Path, fd: int) -> None:

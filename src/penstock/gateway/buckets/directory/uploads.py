@@ -49,7 +49,7 @@ class MultipartUpload:
     """A multipart upload that is in progress.
 
     Attributes:
-        upload_id: Its ID.
+        upload_id: ID of the upload.
         key: Key of the object to be.
         created_s: When it was started, in seconds since 1970.
         headers: Headers that will be sent with the object.
@@ -71,11 +71,11 @@ class StoredPart(NamedTuple):
     """A part that was received.
 
     Attributes:
-        number: Its number, from 1.
-        size_bytes: Its size.
+        number: Number of the part, from 1.
+        size_bytes: Size in bytes.
         modified_s: When it arrived, in seconds since 1970.
-        etag: Its MD5 in hexadecimal.
-        checksums: Its checksums in base64, by algorithm.
+        etag: MD5 of the part in hexadecimal.
+        checksums: Checksums of the part in base64, by algorithm.
     """
 
     number: int
@@ -89,8 +89,8 @@ class NamedPart(NamedTuple):
     """A part as the client names it to complete an upload.
 
     Attributes:
-        number: Its number.
-        etag: Its ETag without quotes.
+        number: Number of the part, from 1.
+        etag: ETag of the part without quotes.
         checksums: The checksums that the client names for it: base64 by algorithm.
     """
 

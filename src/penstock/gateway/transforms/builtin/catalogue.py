@@ -24,9 +24,9 @@ class BuiltinArgument(NamedTuple):
     """One argument of a built-in transform.
 
     Attributes:
-        name: Its name.
+        name: Name of the argument.
         expected: Values that its text may have.
-        default: Its default as text; None if it must be given.
+        default: Default value as text; None if it must be given.
         help: What it does, in one or more sentences.
     """
 
@@ -40,12 +40,12 @@ class BuiltinDescription(NamedTuple):
     """One built-in transform.
 
     Attributes:
-        name: Its name.
+        name: Name of the transform.
         summary: What it does, in one or more sentences.
         source: Sources that it takes.
         rest: Argument that takes the items without a name; empty for none.
         content_type: Type of its results; the common one if it depends on the source.
-        arguments: Its arguments.
+        arguments: Arguments of the transform.
     """
 
     name: str

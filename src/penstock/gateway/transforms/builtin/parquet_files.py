@@ -79,7 +79,7 @@ def projected(
     Args:
         read: Returns the bytes of a span of the source.
         source: Key of the source, for errors.
-        size_bytes: Its size.
+        size_bytes: Size in bytes.
         columns: Top-level columns that remain; empty for all.
         row_filter: Rows that remain; None for all.
         compression: Compression of the pages.

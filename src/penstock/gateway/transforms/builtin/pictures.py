@@ -171,7 +171,7 @@ def changed_members(
 
     Args:
         chunks: The tar.
-        head: Its first bytes.
+        head: First bytes of the source.
         change: Returns the changed picture and its kind.
         extensions: Extensions of the members that are pictures.
         source: Key of the tar, for errors.

@@ -55,7 +55,7 @@ def format_of(said: SourceFormat, head: bytes, source: str, known: tuple[str, ..
     Args:
         said: The format, or ``"auto"`` to decide it by the first bytes and the name.
         head: First bytes of the source.
-        source: Its key.
+        source: Key of the source.
         known: The formats that the transform takes.
 
     Raises:
@@ -137,8 +137,8 @@ class CsvRows:
 
     Args:
         chunks: The object, which may be compressed as a whole.
-        head: Its first bytes.
-        source: Its key, for errors.
+        head: First bytes of the source.
+        source: Key of the source, for errors.
 
     Attributes:
         header: Names of the columns.

@@ -80,7 +80,7 @@ def selected(
 
     Args:
         chunks: The source.
-        head: Its first bytes.
+        head: First bytes of the source.
         names: Names of the fields that remain.
         format_name: Format of the source without compression.
         source: Key of the source, for errors.
@@ -201,7 +201,7 @@ def redacted(
 
     Args:
         chunks: The source.
-        head: Its first bytes.
+        head: First bytes of the source.
         names: Names of the values that are removed or replaced.
         replacement: Text that takes its place; None for nothing.
         format_name: Format of the source without compression.
