@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 WAIT_S = 60.0
+COUNTED_S = 5.0  # within which everything that was sent is counted as well
 
 
 class Gateway:
@@ -60,6 +61,13 @@ class Gateway:
         """Sum of a metric over its labels."""
         lines = self.get("/-/metrics").decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
+
+    def assert_metrics(self, expected: Mapping[str, float]) -> None:
+        """Assert that metrics have these values, or will soon: some are counted just after the last byte was sent."""
+        end_s = time.monotonic() + COUNTED_S
+        while (found := {name: self.metric(name) for name in expected}) != expected and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert found == expected
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

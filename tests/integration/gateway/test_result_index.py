@@ -83,13 +83,13 @@ def test_the_index_describes_the_results(gateway: Gateway, folder: Path) -> None
         assert not list(store.list(".penstock/"))
         before = store.stat("deep/.penstock/dataset.index")
         assert store.stat("deep/.penstock/dataset.index").etag == before.etag
-        assert (gateway.metric(RUNS), gateway.metric(INDEXED)) == (SHARDS, 2 * SHARDS + 2)
+        gateway.assert_metrics({RUNS: SHARDS, INDEXED: 2 * SHARDS + 2})
         (folder / "data" / "deep" / "000.tar").write_bytes(shard(SHARDS))
         after = store.stat("deep/.penstock/dataset.index")
         assert after.etag != before.etag
         again = decode_dataset(store.read("deep/.penstock/dataset.index").data, "deep")
         assert again.rows["000.tfrecord"].samples_count == SAMPLES + SHARDS
-        assert (gateway.metric(RUNS), gateway.metric(INDEXED)) == (SHARDS + 1, 2 * SHARDS + 4)
+        gateway.assert_metrics({RUNS: SHARDS + 1, INDEXED: 2 * SHARDS + 4})
 
 
 def loader(url: str, *, rank: int = 0, world_size: int = 1, **options: Any) -> ps.Loader:
@@ -124,7 +124,7 @@ def test_a_loader_shuffles_by_it(gateway: Gateway, folder: Path) -> None:
             later.load_state_dict(state)
             seen += numbers(later)
     assert sorted(seen) == everything
-    assert gateway.metric(RUNS) == SHARDS
+    gateway.assert_metrics({RUNS: SHARDS})
 
 
 def test_what_is_no_shard_has_no_index(gateway: Gateway, folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_shard_has_no_index(gateway: Gateway, folder: Path) -> None:
                 store.read(".penstock/shards/002.tar.index")
             index = decode_shard(store.read(".penstock/shards/003.tar.index").data, "003.tar")
             assert index.row == found.rows["003.tar"]
-            assert other.metric(INDEXED) == SHARDS + 1
+            other.assert_metrics({INDEXED: SHARDS + 1})
     finally:
         other.kill()
 
@@ -163,7 +163,8 @@ def test_listings_that_produce_nothing(gateway: Gateway, folder: Path) -> None:
         assert [(row.key, row.size_bytes) for row in found.rows.values()] == [("003.tfrecord", len(data))]
     with ps.connect("s3://source/deep/", **options_of(gateway)) as store, pytest.raises(ObjectMissingError):
         store.read(".penstock/dataset.index")
-    assert gateway.metric("penstock_gateway_result_runs_total") == 3  # the result, its index, and that of the prefix
+    # Three runs: the result, its index, and the index of the prefix.
+    gateway.assert_metrics({"penstock_gateway_result_runs_total": 3})
 
 
 def test_requests_at_once_share_one_index(gateway: Gateway) -> None:
@@ -176,4 +177,4 @@ def test_requests_at_once_share_one_index(gateway: Gateway) -> None:
             found.setdefault(blob.key, set()).add(bytes(blob.data))
     assert len(found) == SHARDS + 1
     assert all(len(each) == 1 for each in found.values())
-    assert (gateway.metric(RUNS), gateway.metric(INDEXED)) == (SHARDS, SHARDS + 1)
+    gateway.assert_metrics({RUNS: SHARDS, INDEXED: SHARDS + 1})

@@ -103,7 +103,7 @@ def test_a_tar_becomes_tfrecord(start: Start, client_of: Callable[[Gateway], Any
     for first, last in ((0, 9), (1000, 30_000), (len(data) - 5, len(data) - 1)):
         part = client.get_object(Bucket="made", Key="a.tar", Range=f"bytes={first}-{last}", IfMatch=whole["ETag"])
         assert part["Body"].read() == data[first : last + 1]
-    assert gateway.metric("penstock_gateway_result_runs_total") == 1
+    gateway.assert_metrics({"penstock_gateway_result_runs_total": 1})
     assert gateway.stop() == 0
 
 
