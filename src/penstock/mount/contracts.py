@@ -1,0 +1,186 @@
+"""The interfaces between the parts of a mount.
+
+Requests come from the kernel on one thread, which must not wait. Whatever takes time is begun there and ends on another thread,
+usually that of an engine's event loop, by a call of ``then`` or of a method of ``Reply``: exactly once, and quickly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.errors import PenstockError
+    from penstock.types import Buffer, ObjectInfo
+
+ROOT_INODE = 1
+"""Inode number of the directory that the file system is mounted on."""
+
+
+class Node(NamedTuple):
+    """A directory or a file of the mount, as a listing described it.
+
+    Attributes:
+        inode: Its number. It stays the same as long as the mount lives, and depends on the path alone.
+        name: Last component of the path, as the kernel sees it; empty for the root.
+        parent: Inode number of its directory; that of the root itself for the root.
+        info: The object of a file; None for a directory.
+        modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
+    """
+
+    inode: int
+    name: bytes
+    parent: int
+    info: ObjectInfo | None
+    modified_s: float
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.info is None
+
+
+NodeThen: TypeAlias = "Callable[[Node | PenstockError], None]"
+"""Receives a node, or why there is none: ``ObjectMissingError`` if the path does not exist."""
+
+EntriesThen: TypeAlias = "Callable[[Sequence[Node] | PenstockError], None]"
+"""Receives consecutive entries of a directory in the order of their names; none at its end."""
+
+BytesThen: TypeAlias = "Callable[[Sequence[memoryview] | PenstockError], None]"
+"""Receives the bytes of a read in one or more pieces. They stay as they are until nothing refers to them."""
+
+
+class Directories(Protocol):
+    """The tree of names. All methods are called on the session's thread, and none of them waits."""
+
+    def node(self, inode: int) -> Node | None:
+        """Return a node that the kernel was told of, or None if it has been forgotten."""
+
+    def look_up(self, parent: int, name: bytes, then: NodeThen) -> None:
+        """Find an entry of a directory."""
+
+    def refresh(self, inode: int, then: NodeThen) -> None:
+        """Describe a node anew if what is known of it is older than the mount's time to live."""
+
+    def open_directory(self, inode: int) -> DirectoryStream:
+        """Begin to read a directory."""
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel has dropped `count` of the references that replies gave it."""
+
+
+class DirectoryStream(Protocol):
+    """An open directory. Its entries appear as the pages of the listing arrive, so the first ones are there at once."""
+
+    def entries(self, offset: int, count_max: int, then: EntriesThen) -> None:
+        """Return at most `count_max` entries from number `offset` on; an offset that was read before may be asked for again."""
+
+    def close(self) -> None:
+        """Drop what is held, and cancel the listing."""
+
+
+class OpenFiles(Protocol):
+    """What makes open files; it owns the memory of all of them, within the process's byte budget."""
+
+    def open_file(self, node: Node) -> OpenFile:
+        """Open a file, of the version that `node` has. This sends no request."""
+
+
+class OpenFile(Protocol):
+    """One open file."""
+
+    def read(self, offset: int, length_bytes: int, then: BytesThen) -> None:
+        """Read `length_bytes` bytes from `offset` on, fewer only at the end of the file."""
+
+    def close(self) -> None:
+        """Drop what is held, and cancel what is in flight. Reads that still wait end with ``CancelledOperationError``."""
+
+
+class Reply(Protocol):
+    """The reply to one request of the kernel. One method is called once, on any thread."""
+
+    def error(self, number: int) -> None:
+        """Reply with an errno."""
+
+    def entry(self, attributes: Attributes, *, lifetime_s: float) -> None:
+        """Reply to LOOKUP. The kernel may use the name and the attributes for `lifetime_s` seconds.
+
+        Inode 0 says that the name does not exist, and that the kernel may remember this.
+        """
+
+    def attributes(self, attributes: Attributes, *, lifetime_s: float) -> None:
+        """Reply to GETATTR."""
+
+    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> None:
+        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them."""
+
+    def data(self, pieces: Sequence[Buffer]) -> None:
+        """Reply to READ, without copying the pieces into one."""
+
+    def directory(self, entries: Sequence[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
+        """Reply to READDIR and READDIRPLUS: entries with their names and the offset after each; returns how many fitted."""
+
+    def extended(self, value: bytes) -> None:
+        """Reply to GETXATTR and LISTXATTR, which may have asked for the length alone or for less room than that."""
+
+    def statistics(self, *, blocks: int, files: int, block_bytes: int) -> None:
+        """Reply to STATFS."""
+
+    def ok(self) -> None:
+        """Reply without a body."""
+
+
+class Attributes(NamedTuple):
+    """What the kernel is told of a node."""
+
+    inode: int
+    mode: int
+    size_bytes: int
+    links_count: int
+    modified_ns: int
+    uid: int
+    gid: int
+
+
+class FileSystem(Protocol):
+    """Answers the kernel's requests. Each method is called on the session's thread and must not wait."""
+
+    def look_up(self, parent: int, name: bytes, reply: Reply) -> None:
+        """Find an entry of a directory: ``reply.entry``."""
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel has dropped `count` references to a node."""
+
+    def get_attributes(self, inode: int, reply: Reply) -> None:
+        """Describe a node: ``reply.attributes``."""
+
+    def open(self, inode: int, flags: int, reply: Reply) -> None:
+        """Open a file: ``reply.opened``."""
+
+    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+        """Read an open file: ``reply.data``."""
+
+    def release(self, handle: int, reply: Reply) -> None:
+        """Close an open file: ``reply.ok``."""
+
+    def open_directory(self, inode: int, reply: Reply) -> None:
+        """Open a directory: ``reply.opened``."""
+
+    def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
+        """Read an open directory: ``reply.directory``."""
+
+    def release_directory(self, handle: int, reply: Reply) -> None:
+        """Close an open directory: ``reply.ok``."""
+
+    def get_statistics(self, reply: Reply) -> None:
+        """Describe the file system: ``reply.statistics``."""
+
+    def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
+        """Read an extended attribute: ``reply.extended``."""
+
+    def list_extended_attributes(self, inode: int, reply: Reply) -> None:
+        """List the names of the extended attributes, each ended by NUL: ``reply.extended``."""
+
+    def close(self) -> None:
+        """The file system was unmounted: drop everything, and cancel what is in flight."""

@@ -1,0 +1,1 @@
+"""The kernel's FUSE protocol: its messages, a session, and mounting. Nothing here knows of stores."""

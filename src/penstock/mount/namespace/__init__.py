@@ -1,0 +1,1 @@
+"""Directories and files of the keys of a store."""
