@@ -80,14 +80,14 @@ class DirectoryStream(Protocol):
         """Drop what is held, and cancel the listing."""
 
 
-class OpenFiles(Protocol):
+class FileHandles(Protocol):
     """What makes open files; it owns the memory of all of them, within the process's byte budget."""
 
-    def open_file(self, node: Node) -> OpenFile:
+    def open_file(self, node: Node) -> FileHandle:
         """Open a file, of the version that `node` has. This sends no request."""
 
 
-class OpenFile(Protocol):
+class FileHandle(Protocol):
     """One open file."""
 
     def read(self, offset: int, length_bytes: int, then: BytesThen) -> None:
