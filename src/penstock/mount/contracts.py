@@ -70,6 +70,21 @@ class Directories(Protocol):
         """The kernel has dropped `count` of the references that replies gave it."""
 
 
+class FollowingFiles(Protocol):
+    """The order of the files of a directory, so that the next ones can be read ahead."""
+
+    def following(self, node: Node, count_max: int) -> Sequence[Node]:
+        """Return the files that come after `node` in the listing of its directory, without the directories between them.
+
+        It is called on the session's thread and sends no request: there are fewer than `count_max`, or none, if the directory
+        ends there or what follows is not known now.
+
+        Args:
+            node: A file.
+            count_max: The most files to return.
+        """
+
+
 class DirectoryStream(Protocol):
     """An open directory. Its entries appear as the pages of the listing arrive, so the first ones are there at once."""
 
