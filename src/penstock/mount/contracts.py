@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.errors import PenstockError
     from penstock.types import Buffer, ObjectInfo
@@ -113,28 +113,46 @@ class FileHandle(Protocol):
 
 
 class Reply(Protocol):
-    """The reply to one request of the kernel. One method is called once, on any thread."""
+    """The reply to one request of the kernel. One method is called once, on any thread.
+
+    A second call is refused and logged. What a method is given may be dropped or changed as soon as it returns.
+    """
+
+    @property
+    def entries_max(self) -> int:
+        """Largest number of entries that could fit into the reply to READDIR or READDIRPLUS."""
 
     def error(self, number: int) -> None:
         """Reply with an errno."""
 
-    def entry(self, attributes: Attributes, *, lifetime_s: float) -> None:
+    def entry(self, attributes: Attributes, *, lifetime_s: float) -> bool:
         """Reply to LOOKUP. The kernel may use the name and the attributes for `lifetime_s` seconds.
 
-        Inode 0 says that the name does not exist, and that the kernel may remember this.
+        Inode 0 says that the name does not exist, and that the kernel may remember this. Any other inode gives the kernel a
+        reference, which it drops by ``forget``, possibly before this call returns: count it before the call. Returns False if
+        the kernel no longer waited, and so took no reference.
         """
 
     def attributes(self, attributes: Attributes, *, lifetime_s: float) -> None:
         """Reply to GETATTR."""
 
-    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> None:
-        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them."""
+    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> bool:
+        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them.
+
+        For a directory, `keeps_cache` lets the kernel remember its entries, and use those that it remembers. Returns False if
+        the kernel no longer waited: the handle is not open, and will not be released.
+        """
 
     def data(self, pieces: Sequence[Buffer]) -> None:
         """Reply to READ, without copying the pieces into one."""
 
-    def directory(self, entries: Sequence[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
-        """Reply to READDIR and READDIRPLUS: entries with their names and the offset after each; returns how many fitted."""
+    def directory(self, entries: Iterable[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
+        """Reply to READDIR and READDIRPLUS: entries with their names and the offset after each; none at the end.
+
+        Entries are taken until the reply is full. Returns how many of them gave the kernel a reference, which is 0 for READDIR:
+        the first ones, but for ``.`` and ``..``, which give none. As with ``entry``, count before the call, and take back
+        afterwards what was too much.
+        """
 
     def extended(self, value: bytes) -> None:
         """Reply to GETXATTR and LISTXATTR, which may have asked for the length alone or for less room than that."""
@@ -147,7 +165,19 @@ class Reply(Protocol):
 
 
 class Attributes(NamedTuple):
-    """What the kernel is told of a node."""
+    """What the kernel is told of a node.
+
+    Attributes:
+        inode: Number by which the kernel asks for the node. It keeps pages and size by this number, so two versions of a file
+            that are open at the same time must have different ones, or their bytes and sizes mix.
+        mode: Kind and permissions, as in ``st_mode``.
+        size_bytes: Length of a file in bytes.
+        links_count: Number of names, as in ``st_nlink``.
+        modified_ns: Time of the last change, in nanoseconds since the epoch.
+        uid: Owner.
+        gid: Group.
+        st_ino: Number that programs see; 0 if it is `inode`. It may stay the same when a file is replaced.
+    """
 
     inode: int
     mode: int
@@ -156,6 +186,7 @@ class Attributes(NamedTuple):
     modified_ns: int
     uid: int
     gid: int
+    st_ino: int = 0
 
 
 class FileSystem(Protocol):
