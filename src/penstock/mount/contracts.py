@@ -27,6 +27,7 @@ class Node(NamedTuple):
         parent: Inode number of its directory; that of the root itself for the root.
         info: The object of a file; None for a directory.
         modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
+        seen_s: When the store was asked for what this record says, on the monotonic clock. Its lifetime begins here.
     """
 
     inode: int
@@ -34,6 +35,7 @@ class Node(NamedTuple):
     parent: int
     info: ObjectInfo | None
     modified_s: float
+    seen_s: float
 
     @property
     def is_directory(self) -> bool:
@@ -41,18 +43,32 @@ class Node(NamedTuple):
         return self.info is None
 
 
-NodeThen: TypeAlias = "Callable[[Node | PenstockError], None]"
-"""Receives a node, or why there is none: ``ObjectMissingError`` if the path does not exist."""
+class Absent(NamedTuple):
+    """The store has no object that would make a path exist.
+
+    Attributes:
+        seen_s: When the store was asked, on the monotonic clock.
+    """
+
+    seen_s: float
+
+
+NodeThen: TypeAlias = "Callable[[Node | Absent | PenstockError], None]"
+"""Receives a node, the answer that the path does not exist, or why neither is known."""
 
 EntriesThen: TypeAlias = "Callable[[Sequence[Node] | PenstockError], None]"
-"""Receives consecutive entries of a directory in the order of their names; none at its end."""
+"""Receives consecutive entries of a directory in the order of their keys, which does not change; none at its end."""
 
 BytesThen: TypeAlias = "Callable[[Sequence[memoryview] | PenstockError], None]"
 """Receives the bytes of a read in one or more pieces. They stay as they are until nothing refers to them."""
 
 
 class Directories(Protocol):
-    """The tree of names. All methods are called on the session's thread, and none of them waits."""
+    """The tree of names. None of the methods waits, and they may be called from any thread.
+
+    A node that ``look_up`` or a stream hands out has one more reference. The kernel gives it back with FORGET; whoever does not
+    pass the node on to the kernel gives it back with ``forget``.
+    """
 
     def node(self, inode: int) -> Node | None:
         """Return a node that the kernel was told of, or None if it has been forgotten."""
@@ -61,13 +77,16 @@ class Directories(Protocol):
         """Find an entry of a directory."""
 
     def refresh(self, inode: int, then: NodeThen) -> None:
-        """Describe a node anew if what is known of it is older than the mount's time to live."""
+        """Describe a node anew if what is known of it is older than the mount's time to live. This adds no reference."""
 
     def open_directory(self, inode: int) -> DirectoryStream:
         """Begin to read a directory."""
 
     def forget(self, inode: int, count: int) -> None:
-        """The kernel has dropped `count` of the references that replies gave it."""
+        """Drop `count` of the references to a node."""
+
+    def close(self) -> None:
+        """Cancel what is in flight. What waits for it ends with ``CancelledOperationError``."""
 
 
 class FollowingFiles(Protocol):
@@ -89,10 +108,13 @@ class DirectoryStream(Protocol):
     """An open directory. Its entries appear as the pages of the listing arrive, so the first ones are there at once."""
 
     def entries(self, offset: int, count_max: int, then: EntriesThen) -> None:
-        """Return at most `count_max` entries from number `offset` on; an offset that was read before may be asked for again."""
+        """Return at most `count_max` entries from number `offset` on; an offset that was read before may be asked for again.
+
+        The numbers begin at 0, and the directory itself and its parent (``.`` and ``..``) are not among the entries.
+        """
 
     def close(self) -> None:
-        """Drop what is held, and cancel the listing."""
+        """Drop what is held; no more pages are requested for this stream."""
 
 
 class FileHandles(Protocol):
