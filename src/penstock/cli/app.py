@@ -161,9 +161,19 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         message = error.format_message() if hasattr(error, "format_message") else ""
         if message:  # empty if the help was printed instead
-            _print_error(message, hint="penstock --help")
+            _print_error(message, hint=f"{_command_path(command, arguments)} --help")
         return int(code)
     return 0
+
+
+def _command_path(command: Any, arguments: Sequence[str]) -> str:
+    """Return the command that a line calls, e.g. ``penstock gateway try``; not every usage error says which one it is of."""
+    path = ["penstock"]
+    for word in arguments:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is not None:
+            command, path = inner, [*path, word]
+    return " ".join(path)
 
 
 def _print_error(text: str, *, hint: str | None = None) -> None:

@@ -50,6 +50,27 @@ def test_help_says_what_each_value_is(
 
 
 @pytest.mark.usefixtures("no_handlers")
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("--foo", "penstock"),
+        ("bla", "penstock"),
+        ("ls gateway --foo", "penstock ls"),
+        ("gateway --foo", "penstock gateway"),
+        ("-v gateway bla", "penstock gateway"),
+        ("gateway try gzip", "penstock gateway try"),
+        ("gateway gc --place", "penstock gateway gc"),
+    ],
+)
+def test_usage_errors_name_the_help_of_their_command(
+    line: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The help that is named is the one that has the options of the command, also of a command in a group."""
+    assert run(line.split()) == 2
+    assert capsys.readouterr().err.endswith(f"(see {command} --help)\n")
+
+
+@pytest.mark.usefixtures("no_handlers")
 @pytest.mark.parametrize("before", [True, False])
 def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``-v`` before or after the command's name logs to stderr, with control characters escaped and without secrets."""
