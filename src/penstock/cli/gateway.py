@@ -27,6 +27,46 @@ gateway = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+FLAGS = {
+    "directory": "--upstream",
+    "read_write": "--read-write",
+    "host": "--host",
+    "port": "--port",
+    "domain": "--domain",
+    "region": "--region",
+    "workers": "--workers",
+    "keys_file": "--keys",
+    "tls_certificate": "--tls-certificate",
+    "tls_key": "--tls-key",
+    "limits.connections_max": "--connections-max",
+    "drain_s_max": "--drain-timeout",
+    "cache": "--cache",
+    "metadata_ttl_s": "--metadata-ttl",
+    "results": "--results",
+    "results_options.endpoint_url": "--results-endpoint-url",
+}
+"""Flags by the setting that they are: their names in messages about it."""
+
+POINT_FLAGS = {
+    "upstream": "--upstream",
+    "read_write": "--read-write",
+    "transform": "--transform",
+    "arguments": "--argument",
+    "time_s_max": "--timeout",
+    "memory_bytes_max": "--memory",
+    "processes": "--processes",
+    "handler": "--lambda",
+    "handler.handler": "--lambda",
+    "handler.code_dir": "--lambda-dir",
+    "handler.python": "--lambda-python",
+    "handler.memory_bytes_max": "--memory",
+    "handler.time_s_max": "--timeout",
+    "webhook": "--webhook",
+    "webhook.url": "--webhook",
+    "webhook.time_s_max": "--timeout",
+}
+"""The same of settings of the access point that flags describe."""
+
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="TOML file with access points and everything else.")
 ]
@@ -322,10 +362,15 @@ def make_config(
     from penstock.gateway.config import GatewayConfig
     from penstock.gateway.serving.toml_file import read_toml
 
-    upstream = upstream or UpstreamGroup()
-    transform = transform or TransformGroup()
+    upstream, transform = upstream or UpstreamGroup(), transform or TransformGroup()
+    endpoint, keeping = endpoint or EndpointGroup(), keeping or KeepingGroup()
     if config is None:
         made = _served_by_flags(upstream, transform, GatewayConfig())
+        flags = FLAGS | {
+            f"access_points.{point.name}.{name}": flag
+            for point in made.access_points
+            for name, flag in POINT_FLAGS.items()
+        }
     else:
         if upstream != UpstreamGroup() or transform.is_given():
             raise ConfigError(
@@ -333,8 +378,14 @@ def make_config(
                 hint="write [access_points.NAME] in the file",
             )
         made = read_toml(config)
-    made = replace(made, **_endpoint_values(endpoint or EndpointGroup(), made))
-    return replace(made, **_keeping_values(keeping or KeepingGroup(), upstream, made))
+        flags = {name: flag for name, flag in FLAGS.items() if _is_given(flag, endpoint) or _is_given(flag, keeping)}
+    made = replace(made, names=replace(made.names, flags=flags))
+    made = replace(made, **_endpoint_values(endpoint, made))
+    return replace(made, **_keeping_values(keeping, upstream, made))
+
+
+def _is_given(flag: str, group: EndpointGroup | KeepingGroup) -> bool:
+    return getattr(group, flag.removeprefix("--").replace("-", "_"), None) is not None
 
 
 def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config: GatewayConfig) -> GatewayConfig:
@@ -360,10 +411,7 @@ def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessP
     handler, webhook = _handler(transform), _webhook(transform)
     is_called = handler is not None or webhook is not None  # then a limit is that of one call; waiting comes on top
     if not is_called and not transform.transform:
-        flags = {"--timeout": transform.timeout, "--processes": transform.processes, "--memory": transform.memory}
-        for flag, value in flags.items():
-            if value is not None:
-                raise ConfigError(f"{flag} is for a transform, but there is none", hint="--transform tar2tfrecord")
+        _refuse_limits(transform)
     seconds = None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout")
     values: dict[str, Any] = {
         "transform": transform.transform,
@@ -386,6 +434,14 @@ def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessP
     )
 
 
+def _refuse_limits(transform: TransformGroup) -> None:
+    """Refuse flags that have no effect without a transform."""
+    for name in ("timeout", "processes", "memory", "version_tag", "length", "list_sizes"):
+        if getattr(transform, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for a transform, but there is none", hint="--transform tar2tfrecord")
+
+
 def _name_of(url: str) -> str:
     """Return the name of an upstream's bucket, or of its directory."""
     scheme, _, rest = url.rpartition("://")
@@ -393,7 +449,8 @@ def _name_of(url: str) -> str:
     if not scheme or scheme == "file":
         found = re.sub(r"[^a-z0-9-]+", "-", Path(rest).name.lower()).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", found):
-        raise ConfigError(f"the access point needs a name, and the upstream {url} has none", hint="--name train")
+        reason = f"{found!r} of the upstream {url} is no name of a bucket" if found else f"the upstream {url} has none"
+        raise ConfigError(f"the access point needs a name, and {reason}", hint="--name train")
     return found
 
 

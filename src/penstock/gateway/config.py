@@ -131,6 +131,27 @@ class AccessPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingNames:
+    """What the settings of a configuration are called where the user wrote them, for messages.
+
+    Attributes:
+        file: Name of the TOML file; empty if there is none.
+        flags: Flags by setting, e.g. ``{"tls_key": "--tls-key"}``: those that replace keys of the file, or all without a file.
+    """
+
+    file: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, setting: str) -> str:
+        """Return the name of a setting, e.g. ``--tls-key``, or ``gateway.toml: limits.idle_s_max``.
+
+        Args:
+            setting: Path of the setting, such as ``tls_key``, ``limits.idle_s_max`` or ``access_points.NAME.region``.
+        """
+        return self.flags.get(setting) or (f"{self.file}: {setting}" if self.file else setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
     """Bounds on what clients may use.
 
@@ -185,6 +206,7 @@ class GatewayConfig:
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: Bounds on what clients may use.
         webhook_service: How the gateway serves its transforms as webhooks.
+        names: What messages call the settings; a file cannot set it.
     """
 
     access_points: tuple[AccessPoint, ...] = ()
@@ -209,3 +231,4 @@ class GatewayConfig:
     drain_s_max: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)
+    names: SettingNames = field(default_factory=SettingNames, compare=False, repr=False, metadata={"is_setting": False})

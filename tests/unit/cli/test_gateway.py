@@ -2,17 +2,73 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock.cli.gateway import TransformGroup, UpstreamGroup, make_config
+from penstock.cli.app import commands, run
+from penstock.cli.gateway import FLAGS, POINT_FLAGS, TransformGroup, UpstreamGroup, make_config
 from penstock.errors import ConfigError
 
+UNUSED = [
+    {"timeout": "9s"},
+    {"processes": 2},
+    {"memory": "1GiB"},
+    {"version_tag": "2"},
+    {"length": "spool"},
+    {"list_sizes": "source"},
+]
 
-@pytest.mark.parametrize("flags", [{"timeout": "9s"}, {"processes": 2}, {"memory": "1GiB"}], ids=str)
+
+@pytest.mark.parametrize("flags", UNUSED, ids=str)
 def test_limits_of_a_transform_that_is_not_there_are_refused(flags: dict[str, object]) -> None:
     """A flag that would have no effect is an error that names it."""
     upstream = UpstreamGroup(upstream="s3://bucket")
-    with pytest.raises(ConfigError, match=f"--{next(iter(flags))} is for a transform"):
+    with pytest.raises(ConfigError, match=f"--{next(iter(flags)).replace('_', '-')} is for a transform"):
         make_config(None, upstream, transform=TransformGroup(**flags))  # type: ignore[arg-type]
     (point,) = make_config(None, upstream, transform=TransformGroup(transform="gzip", **flags)).access_points  # type: ignore[arg-type]
     assert point.transform == "gzip"
+
+
+REFUSED = {
+    "--port=70000 must be a whole number in [0, 65535]": "--port 70000",
+    "--tls-key is not given": "--tls-certificate c.pem",
+    "--cache='10XB' must be PATH:SIZE": "--cache 10XB",
+    "--cache='/x:10XB': '10XB' is not a size": "--cache /x:10XB",
+    "--cache='/x:1KB': bytes_max=1000 must be at least": "--cache /x:1KB",
+    "--keys: nowhere is not a file": "--keys nowhere",
+    "--host='1.2.3.400' is not an address of this machine: Name": "--host 1.2.3.400",
+    "--connections-max=0 must be": "--connections-max 0",
+    "--memory=3 must be a whole number": "--transform gzip --memory 3",
+    "--timeout=1000.0 must be a number": "--lambda a.b --timeout 1000",
+    "--lambda-python: ": "--lambda a.b --lambda-python nowhere",
+    "--webhook='ftp://x' is not": "--webhook ftp://x",
+    "--transform and --webhook cannot be combined": "--transform gzip --webhook http://x/",
+    "--transform: there is no built-in transform gzipp. Hint: did you mean gzip?": "--transform gzipp",
+    "--transform: the transform 'gzip(' lacks a closing ')'": "--transform gzip(",
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_wrong_values_are_named_by_their_flags(
+    message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message names the flag as it was given, not the key that a file would have for it."""
+    assert run(["gateway", "--upstream", str(tmp_path), "--name", "abc", "--port", "0", *REFUSED[message].split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_flags_in_messages_exist() -> None:
+    """Every flag that a message may name is one of the command."""
+    options = {option for each in commands().commands["gateway"].params for option in each.opts}
+    assert options >= {*FLAGS.values(), *POINT_FLAGS.values()}
+
+
+def test_messages_name_the_flag_or_the_key_that_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a file, a flag is named only if it replaced the file's key."""
+    file = tmp_path / "gateway.toml"
+    file.write_text("workers = 0\nport = 0\n[access_points.abc]\nupstream = 's3://bucket'\n")
+    assert run(["gateway", "--config", str(file)]) == 1
+    assert "gateway.toml: workers=0 must be" in capsys.readouterr().err
+    assert run(["gateway", "--config", str(file), "--workers", "1000"]) == 1
+    assert "penstock: --workers=1000 must be" in capsys.readouterr().err

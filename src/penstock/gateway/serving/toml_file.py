@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.gateway.config import AccessPoint, GatewayConfig
+from penstock.gateway.config import AccessPoint, GatewayConfig, SettingNames
 from penstock.gateway.serving.values import decode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def config_of(document: Mapping[str, object], *, where: str, folder: Path) -> Ga
         _absolute(tables, ("results",), folder)
     decoded = tuple(_access_point(name, point, where, folder) for name, point in points.items())
     config = decode(GatewayConfig, tables, where=f"{where}: ")
-    return replace(config, access_points=decoded)
+    return replace(config, access_points=decoded, names=SettingNames(file=where))
 
 
 def _access_point(name: str, table: Mapping[str, object], where: str, folder: Path) -> AccessPoint:

@@ -77,10 +77,12 @@ def decode(kind: type[_Config], table: Mapping[str, object], *, where: str) -> _
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """Return the types of a config's fields."""
+    """Return the types of a config's settings by name."""
     from penstock.gateway import config
 
-    return get_type_hints(kind, localns={**vars(config), "Mapping": Mapping})
+    hints = get_type_hints(kind, localns={**vars(config), "Mapping": Mapping})
+    settings = [field.name for field in fields(kind) if field.metadata.get("is_setting", True)]
+    return {name: hints[name] for name in settings}
 
 
 def _is_required(field: Any) -> bool:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.gateway.config import AccessPoint, GatewayConfig, GatewayLimits, LambdaConfig, WebhookConfig
+from penstock.gateway.config import (
+    AccessPoint,
+    GatewayConfig,
+    GatewayLimits,
+    LambdaConfig,
+    WebhookConfig,
+    WebhookServiceConfig,
+)
 from penstock.gateway.serving.checks import check_config, is_loopback
 from penstock.gateway.serving.values import parse_seconds
 
@@ -34,10 +41,20 @@ POINTS = {
     "no directory": ({"upstream": "/does/not/exist"}, "is not a directory"),
     "option": ({"upstream_options": {"endpoint": "x"}}, "has no key 'endpoint'. Hint: did you mean endpoint_url"),
     "option's type": ({"upstream_options": {"anonymous": "yes"}}, "must be of type bool"),
-    "two transforms": ({"transform": "gzip", "webhook": WebhookConfig(url="http://h/")}, "both transform and webhook"),
-    "a handler too": ({"transform": "gzip", "handler": LambdaConfig(handler="m.f")}, "both transform and handler"),
-    "writing": ({"transform": "gzip", "read_write": True}, "read_write = true cannot be combined with transform"),
-    "arguments": ({"arguments": {"a": "1"}}, "has arguments, but no transform"),
+    "two transforms": (
+        {"transform": "gzip", "webhook": WebhookConfig(url="http://h/")},
+        "transform and .*webhook cannot be combined",
+    ),
+    "a handler too": (
+        {"transform": "gzip", "handler": LambdaConfig(handler="m.f")},
+        "transform and .*handler cannot be combined",
+    ),
+    "writing": ({"transform": "gzip", "read_write": True}, "read_write=true cannot be combined with transform"),
+    "arguments": ({"arguments": {"a": "1"}}, "arguments is for a transform"),
+    "transform": ({"transform": "gzipp"}, "there is no built-in transform gzipp"),
+    "transform's folder": ({"transform": "gzip", "folder": "/no/folder"}, "folder: /no/folder is not a directory"),
+    "epoch": ({"transform": "gzip", "epoch": "x"}, "epoch='x' must be a whole number"),
+    "calls": ({"calls_max": -1}, "calls_max=-1"),
     "account": ({"account": "12"}, "must have 12 digits"),
     "region": ({"region": "Mars!"}, "is not a region"),
     "time": ({"time_s_max": 0}, "time_s_max=0 must be a number, more than 0"),
@@ -76,8 +93,14 @@ GATEWAYS = {
     "no certificate": ({"tls_certificate": "/no/c", "tls_key": "/no/k"}, "tls_certificate: /no/c is not a file"),
     "keys": ({"keys_file": "/no/keys"}, "/no/keys is not a file"),
     "directory": ({"directory": "/no/folder"}, "directory: /no/folder is not a directory"),
-    "writing": ({"read_write": True}, "read_write = true needs a directory"),
-    "cache": ({"cache": "/nvme"}, "does not say how large"),
+    "writing": ({"read_write": True}, "read_write=true needs a directory"),
+    "cache": ({"cache": "/nvme"}, "must be PATH:SIZE"),
+    "service's token": ({"webhook_service": WebhookServiceConfig(token="a\n")}, "token is not one or two words"),
+    "service's hosts": (
+        {"webhook_service": WebhookServiceConfig(source_hosts=("http://h",))},
+        "is not HOST or HOST:PORT",
+    ),
+    "service's sizes": ({"webhook_service": WebhookServiceConfig(source_bytes_max=0)}, "source_bytes_max=0"),
     "drain": ({"drain_s_max": -1}, "drain_s_max=-1"),
     "connections": ({"limits": GatewayLimits(connections_max=0)}, "limits.connections_max=0"),
     "header time": ({"limits": GatewayLimits(header_s_max=0)}, "limits.header_s_max=0"),
@@ -135,7 +158,7 @@ REFUSED_RESULTS = {
     "no-cache": ({"results": "s3://b/derived/"}, "results needs a cache"),
     "read-only": ({"results": "https://example.com/derived/", "cache": "/x:1GB"}, "can only be read"),
     "no-folder": ({"results": "/nowhere/derived", "cache": "/x:1GB"}, "is not a directory"),
-    "options": ({"results_options": {"region": "eu"}}, "results_options is set, but results is empty"),
+    "options": ({"results_options": {"region": "eu"}}, "results_options.region is set, but results is empty"),
 }
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.config import GIB, KIB
 from penstock.errors import ConfigError
-from penstock.gateway.config import AccessPoint, GatewayConfig, GatewayLimits, LambdaConfig, WebhookConfig
+from penstock.gateway.config import (
+    AccessPoint,
+    GatewayConfig,
+    GatewayLimits,
+    LambdaConfig,
+    WebhookConfig,
+    WebhookServiceConfig,
+)
+from penstock.gateway.serving.checks import check_config
 from penstock.gateway.serving.toml_file import FILE_BYTES_MAX, read_toml
+from penstock.gateway.serving.values import hints_of
 
 WHOLE = """
 port = 9001
@@ -138,3 +148,45 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     with pytest.raises(ConfigError, match="larger than"):
         read_toml(str(path))
+
+
+TABLES: dict[type, tuple[str, str]] = {  # the table with the settings of each config, and a value that it must have
+    GatewayConfig: ("", ""),
+    GatewayLimits: ("[limits]", ""),
+    WebhookServiceConfig: ("[webhook_service]", ""),
+    AccessPoint: ("[access_points.abc]", "upstream = 's3://b'"),
+    LambdaConfig: ("[access_points.abc.handler]", "handler = 'a.b'"),
+    WebhookConfig: ("[access_points.abc.webhook]", "url = 'http://h/'"),
+}
+SETTINGS = {f"{kind.__name__}.{name}": (kind, name) for kind in TABLES for name in hints_of(kind)}
+WRONG = ["-1", "true", "1.5", "nan", "[1]", "['x y']", "'10XB'", "{ a = 1 }", "{ a = [] }", "1979-05-27"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_wrong_value_is_named_with_its_file(setting: str, tmp_path: Path) -> None:
+    """Whatever is wrong with a setting, the message names the file and the setting, and each refuses some of the values."""
+    kind, name = SETTINGS[setting]
+    header, required = TABLES[kind]
+    own = "" if required.startswith(f"{name} =") else required
+    refused = 0
+    for value in WRONG:
+        text = f"{header}\n{own}\n{name} = {value}\n"
+        if "access_points" not in text:
+            text += "[access_points.abc]\nupstream = 's3://b'\n"
+        elif kind is not AccessPoint:
+            text = f"[access_points.abc]\nupstream = 's3://b'\n{text}"
+        message = refusal(written(tmp_path, text))
+        if message:
+            refused += 1
+            assert "gateway.toml: " in message, text
+            assert re.search(rf"\b({name}|access_points|tls_\w+)\b", message), text
+    assert refused >= len(WRONG) - 4
+
+
+def refusal(path: str) -> str:
+    """Return what is wrong with a file; empty if nothing is."""
+    try:
+        check_config(read_toml(path))
+    except ConfigError as error:
+        return str(error)
+    return ""
