@@ -126,6 +126,25 @@ def failed(function: object, error: BaseException, *, kind: type[DataError] = De
     return kind(text, user_traceback=_formatted(error, frames) if frames else None, **fields)
 
 
+def users_text(error: BaseException) -> str:
+    """Return an error as Python prints it, with the frames of the user's code and of what that calls.
+
+    It is empty if no frame is the user's, because the error is then one of penstock, and a report of it needs every frame; and
+    if the environment asks for all frames.
+    """
+    if is_full() or not (_is_users(error) or isinstance(error, SyntaxError)):
+        return ""
+    following: BaseException | None = error
+    while following is not None:
+        entries = [entry for entry in _entries(following.__traceback__) if not _is_ours(entry)]
+        first = next((at for at, entry in enumerate(entries) if not _is_installed(entry)), len(entries))
+        following.__traceback__ = _chained(entries[first:])
+        following = following.__cause__ or following.__context__
+    import traceback
+
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
 def function_name(function: object) -> str:
     """Return the qualified name of a function, or of the class of a callable object."""
     while isinstance(function, functools.partial):

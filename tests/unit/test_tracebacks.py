@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import pickle
 import traceback
@@ -13,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DecodeError
-from penstock.tracebacks import boundary, failed, shorten
+from penstock.tracebacks import boundary, failed, shorten, users_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,3 +147,33 @@ def test_a_generator_is_a_boundary_as_well() -> None:
         next(found)
     assert raised.value.__cause__ is None
     assert isinstance(raised.value.__context__, ValueError)
+
+
+def raised(function: Any) -> Exception:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+def test_the_text_of_an_error_has_the_users_frames_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames before the user's code and those of penstock are left out, and a module with a wrong syntax is shown."""
+    file = tmp_path / "broken_module.py"
+    file.write_text("import no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = users_text(raised(lambda: importlib.import_module("broken_module")))
+    assert text.endswith("ModuleNotFoundError: No module named 'no_such_module_anywhere'")
+    file.with_name("no_syntax.py").write_text("def f(:\n")
+    text = users_text(raised(lambda: importlib.import_module("no_syntax")))
+    assert text.endswith("SyntaxError: invalid syntax")
+    assert "no_syntax.py" in text
+    monkeypatch.setenv("PENSTOCK_TRACEBACK", "full")
+    assert not users_text(raised(broken))
+
+
+def test_an_error_without_a_users_frame_has_no_such_text() -> None:
+    """An error of a library that this package called is a defect of penstock: its report needs every frame."""
+    error = raised(lambda: int("x"))
+    error.__traceback__ = None
+    assert not users_text(error)

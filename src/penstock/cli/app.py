@@ -33,6 +33,7 @@ from penstock.cli.sandbox import sandbox
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
+from penstock.tracebacks import users_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,12 +140,24 @@ def run(arguments: Sequence[str]) -> int:
         _end_by_sigpipe()
     except KeyboardInterrupt:
         code = EXIT_TERMINATED if interrupted else EXIT_INTERRUPTED
-    except (PenstockError, OSError) as error:
-        _print_error(one_line(error))
-        code = EXIT_FAILED
+    except Exception as error:
+        code = _failed(error)
     finally:
         signal.signal(signal.SIGTERM, before)
     return code
+
+
+def _failed(error: Exception) -> int:
+    """Print why a command failed: in one line, or as the traceback of the user's code if that raised the error."""
+    text = "" if isinstance(error, PenstockError) else users_text(error)
+    if text:
+        for line in text.splitlines():
+            print_message(line)
+    elif isinstance(error, PenstockError | OSError):
+        _print_error(one_line(error))
+    else:
+        raise error
+    return EXIT_FAILED
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -381,7 +381,7 @@ REFUSED = {
     "key file": (["--host", "0.0.0.0", "--keys", "open.txt"], "other users can read the file of access keys"),
     "nothing": (["--upstream", "nowhere"], "nowhere is not a directory"),
     "workers": (["--workers", "0"], "workers=0 must be a whole number"),
-    "certificate": (["--tls-certificate", "a"], "tls_key is not given"),
+    "certificate": (["--tls-certificate", "a"], "--tls-key is not given"),
     "choice": (["--log-format", "xml"], "must be one of lines, json"),
 }
 

@@ -321,8 +321,8 @@ BROKEN = {
     "argument": (["--transform", "gzip", "--argument", "levle=3"], "levle"),
     "module": (["--transform", "nowhere:function"], "nowhere"),
     "handler": (["--lambda", "nowhere:handler", "--lambda-dir", "."], "nowhere"),
-    "both": (["--transform", "gzip", "--lambda", "a:b"], "has both transform and handler"),
-    "writing": (["--transform", "gzip", "--read-write"], "read_write = true cannot be combined with transform"),
+    "both": (["--transform", "gzip", "--lambda", "a:b"], "--transform and --lambda cannot be combined"),
+    "writing": (["--transform", "gzip", "--read-write"], "--read-write cannot be combined with transform"),
 }
 
 

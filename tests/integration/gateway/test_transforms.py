@@ -138,8 +138,8 @@ def test_a_source_that_changes_fails(tmp_path: Path) -> None:
     [
         ("half", {}, "failed with ValueError"),
         ("fails_at_once", {}, "failed with ValueError"),
-        ("text", {}, "failed with TypeError"),
-        ("nothing", {}, "failed with TypeError"),
+        ("text", {}, "failed with WrongOutputError"),
+        ("nothing", {}, "failed with WrongOutputError"),
         ("wrong_size", {}, "failed with DataError"),
         ("system_exit", {}, "failed with SystemExit"),
         ("bad_header", {}, "a header that a result cannot have"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,43 @@ def test_messages_name_the_flag_or_the_key_that_was_written(tmp_path: Path, caps
     assert "gateway.toml: workers=0 must be" in capsys.readouterr().err
     assert run(["gateway", "--config", str(file), "--workers", "1000"]) == 1
     assert "penstock: --workers=1000 must be" in capsys.readouterr().err
+
+
+AUTHORED = """
+def fails(reader, request):
+    yield reader.read()
+    {}["no"]
+
+def opens(reader, request):
+    open("/no/such/file")
+
+def nothing(reader, request):
+    return None
+
+def text(reader, request):
+    yield "words"
+"""
+FAILING = {
+    "text": ("penstock: the transform yielded str; a transform yields bytes. Hint: text.encode()", ""),
+    "fails": ("Traceback", "KeyError: 'no'"),
+    "opens": ("Traceback", "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"),
+    "nothing": ("penstock: authored_here.py:nothing returned NoneType; a transform returns bytes", "or a Response"),
+}
+
+
+@pytest.mark.parametrize("function", FAILING)
+def test_a_trial_that_fails_shows_the_authors_frames_alone(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the author's function raises has no frame of penstock; what it must not return is said in one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    Path("authored_here.py").write_text(AUTHORED)
+    Path("words.txt").write_text("words")
+    assert run(["gateway", "try", f"./authored_here.py:{function}", "words.txt", "-o", "out"]) == 1
+    first, last = FAILING[function]
+    error = capfd.readouterr().err.rstrip()
+    assert error.startswith(first)
+    assert error.endswith(last)
+    assert error.count("  File ") <= 1

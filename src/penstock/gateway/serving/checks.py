@@ -265,7 +265,7 @@ def _check_kind(point: AccessPoint, named: Callable[..., str]) -> None:
         )
     if point.read_write and kinds:
         raise ConfigError(
-            f"{named('read_write')}=true cannot be combined with {kinds[0]}", hint="write through another access point"
+            f"{named('read_write')} cannot be combined with {kinds[0]}", hint="write through another access point"
         )
     if point.arguments and not point.transform:
         raise ConfigError(f"{named('arguments')} is for a transform, but there is none")

@@ -19,6 +19,7 @@ from penstock.gateway.objects import S3Error
 from penstock.gateway.transforms.arguments import ArgumentSchema, check_arguments, schema_of
 from penstock.gateway.transforms.authoring import Declaration, EpochNumbers, Response, TransformRequest, declaration_of
 from penstock.gateway.transforms.builtin import BUILTINS
+from penstock.gateway.transforms.output import WrongOutputError
 from penstock.gateway.transforms.reading import PipedReader
 from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
 from penstock.pack.fingerprint import digest_of, function_digest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.transforms.authoring import SourceReader
     from penstock.types import Buffer, ObjectInfo
+
 
 QUERY, HEADER = "query.", "header."
 """Prefixes of declared parameters and headers among the arguments of a request."""
@@ -291,14 +293,14 @@ class LoadedProgram:
         """Return the size of a result in bytes; None if the transform cannot compute it beforehand.
 
         Raises:
-            TypeError: The author's function returned something else.
+            WrongOutputError: The author's function returned something else.
         """
         (step,) = self.steps
         if step.declared.size is None:
             return None
         size = step.declared.size(info, step.with_query(_selected(request_arguments, QUERY)))
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
-            raise TypeError(f"size() of {step.name} returned {size!r}, neither a number of bytes nor None")
+            raise WrongOutputError(f"size() of {step.name} returned {size!r}, neither a number of bytes nor None")
         return size
 
     def respond(
@@ -402,7 +404,7 @@ def _response_of(step: LoadedStep, made: Any) -> ProgramResponse:
     """Return the output of a function in its normal form.
 
     Raises:
-        TypeError: The function returned something that is not bytes.
+        WrongOutputError: The function returned something that is not bytes.
     """
     response = made if isinstance(made, Response) else Response(body=made)
     body: Any = response.body
@@ -411,7 +413,7 @@ def _response_of(step: LoadedStep, made: Any) -> ProgramResponse:
         size_bytes = memoryview(body).nbytes if size_bytes is None else size_bytes
         pieces: Iterator[Any] = iter((body,))
     elif isinstance(body, str) or not hasattr(body, "__iter__"):
-        raise TypeError(
+        raise WrongOutputError(
             f"{step.name} returned {type(body).__name__}; a transform returns bytes, an iterator of bytes or a Response"
         )
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB
 from penstock.fetch.plan import PlanItem
+from penstock.gateway.transforms.output import view_of
 from penstock.store.file import ObjectReader
 from penstock.types import ByteRange
 
@@ -177,7 +178,7 @@ class PipedReader(io.BufferedIOBase):
             piece = next(self._pieces, None)
             if piece is None:
                 return False
-            view = memoryview(piece).cast("B")
+            view = view_of(piece).cast("B")
             # The transform before may use its memory again for its next piece, while the one after still has this one.
             self._rest = view if view.readonly else memoryview(bytes(view))
         return True

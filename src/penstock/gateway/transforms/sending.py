@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import KIB
 from penstock.gateway.transforms.messages import DATA_BYTES_MAX, HEAD, FrameKind
+from penstock.gateway.transforms.output import view_of
 
 if TYPE_CHECKING:
     import socket
@@ -59,7 +60,7 @@ class OutputSender:
         """Send the pieces of an output, and return their length together. No piece is referred to when the next is requested.
 
         Raises:
-            TypeError: A piece is not bytes.
+            WrongOutputError: A piece is not bytes.
             OSError: The gateway is gone.
         """
         check, gathered = self._check, self._gathered
@@ -67,7 +68,7 @@ class OutputSender:
         for piece in pieces:
             check()
             if type(piece) is not bytes:
-                view = memoryview(piece)
+                view = view_of(piece)
                 piece = bytes(view) if view.nbytes <= GATHER_PIECE_BYTES_MAX else view.cast("B")  # noqa: PLW2901
             length = len(piece)
             sent_bytes += length

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.compose import connect, split
 from penstock.errors import ConfigError
+from penstock.gateway.transforms.output import WrongOutputError, view_of
 from penstock.gateway.transforms.program import (
     HEADER,
     QUERY,
@@ -18,6 +19,7 @@ from penstock.gateway.transforms.program import (
     spelled_program,
 )
 from penstock.gateway.transforms.reading import SourceVersion, VersionReader
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer, ObjectInfo
 
 
+@boundary
 def try_transform(
     transform: str | Callable[..., Any],
     source: str | os.PathLike[str],
@@ -88,6 +91,7 @@ def try_transform(
         raise
 
 
+@boundary
 class TransformTrial:
     """The result of a transform that is tried: an iterator of its bytes, and a context manager.
 
@@ -123,18 +127,19 @@ class TransformTrial:
     def __iter__(self) -> Iterator[Buffer]:
         return self._pieces
 
+    @boundary
     def _checked(self, declared_bytes: int | None) -> Iterator[Buffer]:
         made_bytes = 0
         try:
             for piece in self._response.pieces:
-                length = memoryview(piece).nbytes
+                length = view_of(piece).nbytes
                 made_bytes += length
                 yield piece
         finally:
             self.close()
         for expected, who in ((self._response.size_bytes, "Response"), (declared_bytes, "size()")):
             if expected is not None and expected != made_bytes:
-                raise ValueError(f"the transform made {made_bytes} bytes, and its {who} said {expected}")
+                raise WrongOutputError(f"the transform made {made_bytes} bytes, and its {who} said {expected}")
 
     def read(self) -> bytes:
         """Return all that has not been taken."""

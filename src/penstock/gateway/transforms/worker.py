@@ -41,7 +41,7 @@ from penstock.gateway.transforms.messages import (
 from penstock.gateway.transforms.program import load_program
 from penstock.gateway.transforms.reading import SourceVersion, VersionReader
 from penstock.gateway.transforms.sending import OutputSender
-from penstock.tracebacks import shorten
+from penstock.tracebacks import shorten, users_text
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
@@ -194,7 +194,11 @@ def _described(error: BaseException) -> WorkerFailure:
         return WorkerFailure("MemoryError", str(error) or "out of memory", text)
     shorten(error)
     shown = error.__cause__ if isinstance(error, ConfigError) and error.__cause__ is not None else error
-    text = "" if isinstance(error, CallCancelled) else "".join(traceback.format_exception(shown))
+    text = ""
+    if not isinstance(error, CallCancelled):
+        text = users_text(shown)
+        if not text and shown.__traceback__ is not None:
+            text = "".join(traceback.format_exception(shown))
     refusal = (error.code, error.message, error.status) if isinstance(error, S3Error) else None
     return WorkerFailure(
         type(error).__name__,

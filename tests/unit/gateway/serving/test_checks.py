@@ -49,7 +49,7 @@ POINTS = {
         {"transform": "gzip", "handler": LambdaConfig(handler="m.f")},
         "transform and .*handler cannot be combined",
     ),
-    "writing": ({"transform": "gzip", "read_write": True}, "read_write=true cannot be combined with transform"),
+    "writing": ({"transform": "gzip", "read_write": True}, "read_write cannot be combined with transform"),
     "arguments": ({"arguments": {"a": "1"}}, "arguments is for a transform"),
     "transform": ({"transform": "gzipp"}, "there is no built-in transform gzipp"),
     "transform's folder": ({"transform": "gzip", "folder": "/no/folder"}, "folder: /no/folder is not a directory"),
