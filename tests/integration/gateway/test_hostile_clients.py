@@ -171,12 +171,12 @@ def test_a_body_is_asked_for_only_when_it_is_wanted() -> None:
 
 
 class Taking:
-    """A bucket that reads every body, and whose objects come in the pieces that a test says."""
+    """A bucket that reads every body, and whose objects come in the pieces, errors and pauses in seconds that a test says."""
 
     name = "taking"
     created_s = 0.0
 
-    def __init__(self, *pieces: bytes | Exception, size_bytes: int | None = None) -> None:
+    def __init__(self, *pieces: bytes | Exception | float, size_bytes: int | None = None) -> None:
         self.pieces = pieces
         self.size_bytes = size_bytes
         self.closed = threading.Event()
@@ -227,6 +227,9 @@ class Opened:
         for piece in self.taking.pieces:
             if isinstance(piece, Exception):
                 raise piece
+            if isinstance(piece, float):
+                await asyncio.sleep(piece)
+                continue
             whole += piece
             if span is None:
                 yield piece
@@ -359,9 +362,21 @@ def test_slow_heads_and_idle_connections_end() -> None:
             assert 0.2 < closes_within(connection, 10) < 5
 
 
-@pytest.mark.parametrize("direction", ["takes", "sends"])
-def test_clients_that_are_too_slow_are_dropped(direction: str) -> None:
-    """A client that takes nothing of a body, or sends nothing of one, is disconnected."""
+@pytest.mark.parametrize("before", [b"", b"abc", BIG], ids=len)
+def test_a_source_that_stalls_is_not_taken_for_a_slow_client(before: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that takes what there is stays connected, however long its source pauses, and the log accuses nobody."""
+    caplog.set_level("INFO", "penstock.gateway")
+    with RunningFront(Taking(before, 1.2, b"def"), limits=GatewayLimits(stall_s_max=0.2)) as running:
+        answer, was_reset = received(running.port, request(b"GET /taking/k HTTP/1.1"))
+    assert not was_reset
+    assert answer.endswith(b"3\r\ndef\r\n0\r\n\r\n")
+    assert "disconnected" not in caplog.text
+
+
+@pytest.mark.parametrize(("direction", "verb"), [("takes", "took"), ("sends", "sent")])
+def test_clients_that_are_too_slow_are_dropped(direction: str, verb: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that takes nothing of a body, or sends nothing of one, is disconnected, and the log says how little it did."""
+    caplog.set_level("INFO", "penstock.gateway")
     limits = GatewayLimits(stall_s_max=0.4)
     bucket = UpstreamBucket("data", MemoryStore({"big": BIG}))
     with RunningFront(bucket, Taking(), limits=limits) as running, socket.socket() as connection:
@@ -374,6 +389,7 @@ def test_clients_that_are_too_slow_are_dropped(direction: str) -> None:
         assert running.call(lambda: wait_logged(running))
         assert not running.records[0].complete
         assert running.call(lambda: wait_idle(running.front))
+    assert re.search(f"the gateway waited 0.4 s for the client, which {verb} only [0-9]+ bytes", caplog.text)
 
 
 async def wait_logged(running: RunningFront) -> bool:

@@ -189,7 +189,13 @@ class Sweeper:
             return waited_s, before_bytes
         if progress_bytes - before_bytes < max(1.0, self._limits.bytes_per_s_min * waited_s):
             self.broken_off_count += 1
-            log.info("Request %s: the client is too slow, and is disconnected.", exchange.request_id)
+            log.info(
+                "Request %s: the gateway waited %.1f s for the client, which %s only %d bytes, and is disconnected.",
+                exchange.request_id,
+                waited_s,
+                "took" if exchange.response is not None else "sent",
+                progress_bytes - before_bytes,
+            )
             exchange.break_off()
             return None
         return 0.0, progress_bytes
