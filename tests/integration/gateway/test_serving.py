@@ -249,10 +249,11 @@ def test_keys_are_reloaded(start: Start, folder: Path, workers: int) -> None:
     keys.write_text("nonsense")
     gateway.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "the old access keys remain in force" in gateway.text)
+    wait_until(lambda: "reloaded nothing; access points, limits" in gateway.text)
     assert old.list_buckets()["Buckets"]
     keys.write_text("SECOND:another-secret:ro\n")
     gateway.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "reloaded 1 access keys" in gateway.text)
+    wait_until(lambda: "reloaded 1 access key; access points, limits" in gateway.text)
 
     def is_new() -> bool:
         try:

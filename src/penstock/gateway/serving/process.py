@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.gateway.serving.control import WorkerOrder
     from penstock.gateway.serving.snapshots import Peers, Snapshot
 
+NOT_RELOADED = "access points, limits and everything else of the configuration need a restart"
 LOGGER = logging.getLogger("penstock")
 
 
@@ -106,7 +107,7 @@ class GatewayProcess:
         if self._authenticator is not None and keys is not None:
             try:
                 self._authenticator.keys = keys.for_access_points(self._order.config.access_points)
-                reloaded.append(f"{len(keys)} access keys")
+                reloaded.append(f"{len(keys)} access key{'s' if len(keys) > 1 else ''}")
             except PenstockError as error:
                 self._journal.say(f"the old access keys remain in force: {error}", level="error")
         if self._tls is not None:
@@ -116,7 +117,7 @@ class GatewayProcess:
             except PenstockError as error:
                 self._journal.say(f"the old TLS certificate remains in force: {error}", level="error")
         if self._order.index == 0:  # the others do the same
-            self._journal.say(f"reloaded {' and '.join(reloaded)}" if reloaded else "there was nothing to reload")
+            self._journal.say(f"reloaded {' and '.join(reloaded) or 'nothing'}; {NOT_RELOADED}")
 
     def snapshot(self) -> Snapshot:
         """Return what this process knows of itself."""

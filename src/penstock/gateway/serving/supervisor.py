@@ -281,10 +281,10 @@ class Supervisor:
         """Read keys and certificate again; if they are not valid, say so, and keep the old ones in force."""
         try:
             keys = self._read_keys()
+            self._order = replace(self._order, keys=keys)
         except (PenstockError, OSError) as error:
             self._journal.say(f"the old access keys remain in force: {error}", level="error")
-            keys = self._order.keys
-        self._order = replace(self._order, keys=keys)
+            keys = None
         for slot in self._slots:
             if slot.channel is not None:
                 slot.channel.send({"kind": "reload", "keys": encode_keys(keys)})
