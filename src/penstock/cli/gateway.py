@@ -280,7 +280,8 @@ def serve(
         penstock gateway --upstream s3://bucket --lambda app:lambda_handler --lambda-python venv/bin/python
         penstock gateway --config gateway.toml --host 0.0.0.0 --keys keys.txt
 
-    SIGHUP reloads the access keys and the certificate; anything else needs a restart. SIGTERM and Ctrl-C finish transfers first; a second Ctrl-C ends at once.
+    SIGHUP reloads the access keys and the certificate; anything else needs a restart. SIGTERM and Ctrl-C
+    finish transfers first; a second Ctrl-C ends at once.
     """
     if context.invoked_subcommand is not None:
         return

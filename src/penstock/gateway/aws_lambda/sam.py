@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import MIB
 from penstock.errors import ConfigError
+from penstock.gateway.aws_lambda.ignored_properties import ignored_properties
 from penstock.gateway.aws_lambda.intrinsics import Resolver, read_template
 from penstock.gateway.config import LambdaConfig
 
@@ -83,8 +84,9 @@ def lambda_config_of(template: str | Path, function: str | None = None, *, pytho
     """Return the handler that a SAM template describes.
 
     ``Handler``, ``CodeUri``, ``MemorySize``, ``Timeout``, ``Environment`` and ``Runtime`` are taken from the function and the
-    template's ``Globals``. If the template also has an Object Lambda access point for the function, its actions and payload
-    are taken as well. Parameters have their defaults.
+    template's ``Globals``. Other properties that change what a function does in AWS are ignored with a warning. If the
+    template also has an Object Lambda access point for the function, its actions and payload are taken as well. Parameters
+    have their defaults.
 
     Args:
         template: Path of the template, in YAML or JSON; ``PATH:NAME`` also names the function.
@@ -105,6 +107,8 @@ def lambda_config_of(template: str | Path, function: str | None = None, *, pytho
             f"{found.place}: only functions whose code is in a folder can be run, not images or inline code"
         )
     _check_runtime(found, python)
+    for sentence in ignored_properties(properties):
+        LOG.warning("%s: %s", found.place, sentence)
     payload, actions = _object_lambda_of(document, found)
     return LambdaConfig(
         handler=found.text("Handler"),
@@ -178,7 +182,12 @@ def _check_runtime(found: SamFunction, python: str | None) -> None:
             f"{found.place}: Runtime is {runtime}, but the interpreter is {present[0]}.{present[1]}", hint=hint
         )
     if present > needed:
-        LOG.warning("%s: Runtime is %s, and the interpreter is %d.%d.", found.place, runtime, *present)
+        LOG.warning(
+            "%s: Runtime is %s, and the interpreter is %d.%d; --lambda-python names another one.",
+            found.place,
+            runtime,
+            *present,
+        )
 
 
 def _version_of(python: str, place: str) -> tuple[int, int]:

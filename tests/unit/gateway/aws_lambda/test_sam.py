@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import textwrap
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda import lambda_config_of
+from penstock.gateway.aws_lambda.ignored_properties import HARMLESS, TAKEN, ignored_properties
 
 RUNTIME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 FULL = f"""
@@ -157,3 +159,35 @@ def test_missing_template_and_interpreter(tmp_path: Path) -> None:
         lambda_config_of(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be started"):
         lambda_config_of(written(tmp_path, ONE), python="/nowhere/python")
+
+
+IGNORED = {
+    "Layers: [!Ref Numpy, 'arn:aws:lambda:us-east-1:1:layer:x:3']": "Layers is ignored (!Ref Numpy, arn:aws:lambda:us-east-1:1:"
+    "layer:x:3); install what they contain for the interpreter of --lambda-python, or copy it into the folder of the code.",
+    "VpcConfig: {SubnetIds: [a, b]}": "VpcConfig is ignored (SubnetIds: a, b); the handler runs in the network of "
+    "this machine.",
+    "FileSystemConfigs: [{Arn: a, LocalMountPath: /mnt/x}]": "FileSystemConfigs is ignored (Arn: a, LocalMountPath: /mnt/x); "
+    "mount them on this machine at the same paths.",
+    "Architectures: [s390x]": f"Architectures is s390x, and this machine is {platform.machine().lower()}; compiled "
+    f"dependencies must be for {platform.machine().lower()}.",
+    "MemorySzie: 512": "MemorySzie is ignored (512); it is not a property that is known here.",
+    "Tags: {a: b}": "",
+    "Policies: [S3ReadPolicy]": "",
+    "Layers: []": "",
+}
+
+
+@pytest.mark.parametrize("line", IGNORED)
+def test_what_has_no_effect_is_said(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Properties that change a function's work in AWS and not here are warned of, with what to do; others are not."""
+    text = FULL.replace("Handler: app.lambda_handler", f"Handler: app.lambda_handler\n          {line}")
+    lambda_config_of(written(tmp_path, text))
+    expected = [f"{tmp_path / 'template.yaml'}:Convert: {IGNORED[line]}"] if IGNORED[line] else []
+    assert [record.getMessage() for record in caplog.records] == expected
+
+
+def test_the_architecture_of_this_machine_is_not_warned_of() -> None:
+    """An architecture has other names in a template than in the operating system."""
+    name = {"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower())
+    assert not ignored_properties({"Architectures": [name]})
+    assert not TAKEN & HARMLESS
