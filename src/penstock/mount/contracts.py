@@ -22,12 +22,13 @@ class Node(NamedTuple):
     """A directory or a file of the mount, as a listing described it.
 
     Attributes:
-        inode: Its number. It stays the same as long as the mount lives, and depends on the path alone.
+        inode: Number by which the kernel knows it: one for each directory, and one for each version of a file.
         name: Last component of the path, as the kernel sees it; empty for the root.
         parent: Inode number of its directory; that of the root itself for the root.
         info: The object of a file; None for a directory.
         modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
         seen_s: When the store was asked for what this record says, on the monotonic clock. Its lifetime begins here.
+        st_ino: Number that programs see. It depends on the path alone, so it is the same in every version and every mount.
     """
 
     inode: int
@@ -36,6 +37,7 @@ class Node(NamedTuple):
     info: ObjectInfo | None
     modified_s: float
     seen_s: float
+    st_ino: int
 
     @property
     def is_directory(self) -> bool:
@@ -75,9 +77,6 @@ class Directories(Protocol):
 
     def look_up(self, parent: int, name: bytes, then: NodeThen) -> None:
         """Find an entry of a directory."""
-
-    def refresh(self, inode: int, then: NodeThen) -> None:
-        """Describe a node anew if what is known of it is older than the mount's time to live. This adds no reference."""
 
     def open_directory(self, inode: int) -> DirectoryStream:
         """Begin to read a directory."""

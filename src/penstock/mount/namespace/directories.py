@@ -1,0 +1,281 @@
+"""The tree of names of a mount, from the listings of a store.
+
+A lookup is answered from the listing of the directory as far as it has arrived. Otherwise, the store is asked for this one name
+(``PathQuery``), which takes one round trip however large the directory is.
+
+A program that opens many files by names that it knows would thus cost two requests per file. From the second name in a
+directory on, each such question therefore also pays for one more page of the directory's listing. The listing of a small
+directory is soon complete, and that of a large one never costs more requests than the questions did.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError
+from penstock.mount.contracts import ROOT_INODE, Absent, Node
+from penstock.mount.namespace.folders import Folder, FolderTable
+from penstock.mount.namespace.inodes import InodeTable, path_number
+from penstock.mount.namespace.listing import PAGE_KEYS, DirectoryListing, EntriesPiece
+from penstock.mount.namespace.names import is_name
+from penstock.mount.namespace.query import PathQuery
+from penstock.mount.namespace.walk import WalkAhead
+from penstock.store.keys import KEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.mount.contracts import EntriesThen, NodeThen
+    from penstock.types import Core, ObjectInfo
+
+ENTRIES_MAX = 1_000_000
+"""The most entries that listings hold: about 350 MB, with no other limit reached before."""
+
+AHEAD_TTL_MIN_S = 1.0
+"""Shortest time to live with which directories are listed ahead of the program; below it, the result would be too old."""
+
+_Answer: TypeAlias = "tuple[ObjectInfo, float] | Absent | PenstockError"
+
+
+class StoreDirectories:
+    """The directories and files of the keys of a store; ``contracts.Directories`` describes its methods.
+
+    Args:
+        store: What is listed; its keys are the paths.
+        ttl_s: How long an answer of the store may be used, in seconds; ``math.inf`` for as long as the mount lives.
+        entries_max: The most entries that listings hold together; one listing may be longer than that.
+        number: Function that numbers paths.
+
+    Cost: Two requests for a name of which nothing is known; one per 1 000 entries of a directory that is read.
+    """
+
+    def __init__(
+        self,
+        store: Core,
+        *,
+        ttl_s: float,
+        entries_max: int = ENTRIES_MAX,
+        number: Callable[[int, bytes], int] = path_number,
+    ) -> None:
+        self._store = store
+        self._ttl_s = ttl_s
+        self._lock = threading.RLock()
+        self._number = number
+        self._nodes = InodeTable(
+            Node(ROOT_INODE, b"", ROOT_INODE, None, time.time(), time.monotonic(), ROOT_INODE), number=number
+        )
+        root = Folder(ROOT_INODE, parent=ROOT_INODE, prefix="")
+        self._folders = FolderTable(root, entries_max=entries_max)
+        self._walk = WalkAhead(self._folders, child=self._child, is_listed=self._is_listed)
+        self._queries: dict[tuple[int, bytes], tuple[PathQuery, list[NodeThen]]] = {}
+        self._closed = False
+
+    @property
+    def hidden_count(self) -> int:
+        """Number of keys, in the directories that were listed so far, that no path can express or that a directory hides."""
+        with self._lock:
+            return self._folders.hidden_count
+
+    @property
+    def entries_count(self) -> int:
+        """Number of entries that listings hold."""
+        with self._lock:
+            return self._folders.entries_count
+
+    @property
+    def nodes_count(self) -> int:
+        """Number of nodes that the kernel refers to."""
+        with self._lock:
+            return len(self._nodes)
+
+    def node(self, inode: int) -> Node | None:
+        """Return a node that the kernel was told of, or None if it has been forgotten."""
+        return self._nodes.get(inode)
+
+    # ── lookups ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look_up(self, parent: int, name: bytes, then: NodeThen) -> None:
+        """Find an entry of a directory; its node has one more reference."""
+        now_s = time.monotonic()
+        ahead: DirectoryListing | None = None
+        query: PathQuery | None = None
+        wanted_count = 0
+        with self._lock:
+            folder = self._folders.get(parent)
+            answer = self._answer_at_once(folder, name, now_s)
+            if answer is None and folder is not None:
+                waiting = self._queries.get((parent, name))
+                if waiting is not None:
+                    waiting[1].append(then)
+                    return
+                query = PathQuery(self._store, folder.prefix + name.decode(), partial(self._found, parent, name, now_s))
+                self._queries[parent, name] = query, [then]
+                folder.queries_count += 1
+                wanted_count = (folder.queries_count - 1) * PAGE_KEYS
+                if wanted_count and self._ttl_s >= AHEAD_TTL_MIN_S:
+                    ahead = self._fresh_listing(folder)
+            result = self._referred(parent, name, answer) if answer is not None else None
+        if result is not None:
+            then(result)
+        if query is not None:
+            query.begin()
+        if ahead is not None:
+            ahead.want(wanted_count)
+
+    def _answer_at_once(self, folder: Folder | None, name: bytes, now_s: float) -> _Answer | None:
+        """Return what is known of a name; None if the store must be asked. Callers hold the lock."""
+        if self._closed:
+            return CancelledOperationError("the file system was unmounted")
+        if folder is None:
+            return ObjectMissingError("the directory has been forgotten")
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            return Absent(now_s)
+        if not is_name(name) or len(folder.prefix.encode()) + len(name) > KEY_BYTES_MAX:
+            return Absent(now_s)
+        if folder.listing is None or not self._is_listed(folder):
+            return None
+        self._folders.use(folder)
+        return folder.listing.find(text)
+
+    def _found(self, parent: int, name: bytes, asked_s: float, answer: ObjectInfo | PenstockError | None) -> None:
+        """Pass the answer of a query on to all who wait for it."""
+        found: _Answer
+        if answer is None:
+            found = Absent(asked_s)
+        elif isinstance(answer, PenstockError):
+            found = answer
+        else:
+            found = answer, asked_s
+        with self._lock:
+            waiting = self._queries.pop((parent, name))[1]
+            results = [(then, self._referred(parent, name, found)) for then in waiting]
+        for then, result in results:
+            then(result)
+
+    def _referred(self, parent: int, name: bytes, answer: _Answer) -> Node | Absent | PenstockError:
+        """Return the node of an answer, with one more reference. Callers hold the lock."""
+        if isinstance(answer, Absent | PenstockError):
+            return answer
+        return self._refer(parent, [name], [answer[0]], answer[1])[0]
+
+    def _refer(self, parent: int, names: Sequence[bytes], infos: Sequence[ObjectInfo], seen_s: float) -> list[Node]:
+        nodes = self._nodes.refer(parent, names, infos, seen_s)
+        for node, info in zip(nodes, infos, strict=True):
+            if info.is_prefix:
+                self._folders.add(node.inode, parent=parent, prefix=info.key)
+        return nodes
+
+    def forget(self, inode: int, count: int) -> None:
+        """Drop `count` of the references to a node."""
+        with self._lock:
+            node = self._nodes.forget(inode, count)
+            if node is not None and node.is_directory:
+                self._folders.drop(inode)
+
+    def following(self, node: Node, count_max: int) -> list[Node]:
+        """Return the files that come after `node` in the listing of its directory, as far as they are known."""
+        with self._lock:
+            folder = self._folders.get(node.parent)
+            if folder is None or folder.listing is None:
+                return []
+            piece = folder.listing.following(node.name.decode(), 2 * count_max)
+            files = [(name, info) for name, info in zip(piece.names, piece.infos, strict=True) if not info.is_prefix]
+            return [self._nodes.describe(node.parent, name, info, piece.seen_s) for name, info in files[:count_max]]
+
+    # ── directories ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open_directory(self, inode: int) -> ListingStream:
+        """Begin to read a directory.
+
+        Raises:
+            ObjectMissingError: The kernel has forgotten the directory.
+        """
+        with self._lock:
+            folder = self._folders.get(inode)
+            if folder is None:
+                raise ObjectMissingError("the directory has been forgotten")
+            walked = self._walk.opened(folder) if self._ttl_s >= AHEAD_TTL_MIN_S else []
+            listing = self._fresh_listing(folder)
+            folder.is_read = True
+            ahead = [self._fresh_listing(following) for following in walked]
+        listing.want(1)
+        for other in ahead:
+            other.want(1)
+        return ListingStream(listing, partial(self._entries, inode))
+
+    def _entries(self, parent: int, piece: EntriesPiece) -> list[Node]:
+        with self._lock:
+            return self._refer(parent, piece.names, piece.infos, piece.seen_s)
+
+    def close(self) -> None:
+        """Cancel what is in flight. What waits for it ends with ``CancelledOperationError``."""
+        with self._lock:
+            self._closed = True
+            queries = [query for query, _ in self._queries.values()]
+            listings = self._folders.listings()
+        for query in queries:
+            query.cancel()
+        for listing in listings:
+            listing.cancel()
+
+    def _is_listed(self, folder: Folder) -> bool:
+        return folder.listing is not None and time.monotonic() - folder.listing.begun_s < self._ttl_s
+
+    def _fresh_listing(self, folder: Folder) -> DirectoryListing:
+        """Return the listing of a folder, which is begun anew if it is too old. Callers hold the lock."""
+        if folder.listing is not None and self._is_listed(folder):
+            self._folders.use(folder)
+            return folder.listing
+        listing = DirectoryListing(self._store, folder.prefix, on_page=partial(self._grown, folder))
+        self._folders.set_listing(folder, listing)
+        return listing
+
+    def _child(self, folder: Folder, prefix: str) -> Folder:
+        name = prefix[len(folder.prefix) : -1].encode(errors="surrogateescape")
+        return self._folders.add(self._number(folder.inode, name), parent=folder.inode, prefix=prefix)
+
+    def _grown(self, folder: Folder, listing: DirectoryListing, added_count: int) -> None:
+        """Account for a page that has arrived, and list ahead what it shows."""
+        with self._lock:
+            if folder.listing is not listing:
+                return
+            for dropped in self._folders.grow(folder, added_count):
+                if self._nodes.get(dropped.inode) is None:
+                    self._folders.drop(dropped.inode)
+            ahead = [self._fresh_listing(following) for following in self._walk.extend()] if not self._closed else []
+        for other in ahead:
+            other.want(1)
+
+
+class ListingStream:
+    """An open directory of a ``StoreDirectories``.
+
+    Args:
+        listing: Its listing, of which other streams may read as well.
+        refer: Makes nodes of entries, each with one more reference.
+    """
+
+    __slots__ = ("_listing", "_refer")
+
+    def __init__(self, listing: DirectoryListing, refer: Callable[[EntriesPiece], list[Node]]) -> None:
+        self._listing: DirectoryListing | None = listing
+        self._refer = refer
+
+    def entries(self, offset: int, count_max: int, then: EntriesThen) -> None:
+        """Return at most `count_max` entries from number `offset` on, as soon as they are known; none at the end."""
+        if self._listing is None:
+            then(CancelledOperationError("the directory was closed"))
+            return
+        self._listing.read(offset, count_max, partial(self._pass_on, then))
+
+    def _pass_on(self, then: EntriesThen, piece: EntriesPiece | PenstockError) -> None:
+        then(piece if isinstance(piece, PenstockError) else self._refer(piece))
+
+    def close(self) -> None:
+        """Drop what is held; no more pages are requested for this stream."""
+        self._listing = None
