@@ -416,3 +416,8 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     PenstockError: (errno.EIO, 500),
 }
 """The errno of each class, for mounts and files, and its HTTP status, for gateways. A test requires a row for each class."""
+
+
+def errno_of(error: BaseException) -> int:
+    """Return the errno for an exception: that of the closest class in ``WIRE``, or ``EIO`` if it is none of this module's."""
+    return next((WIRE[kind][0] for kind in type(error).__mro__ if kind in WIRE), errno.EIO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import pickle
 
 import pytest
@@ -99,3 +100,16 @@ def test_the_message_names_everything_known() -> None:
     assert str(error) == (
         "GET s3://b/k bytes [5, 9): it broke (503 SlowDown, 3 attempts in 1.23 s, request id R1). Hint: mend it"
     )
+
+
+def test_errno_of_any_exception() -> None:
+    """Each error has the errno of its row, a subclass that of its parent, and anything else ``EIO``."""
+
+    class OwnMissingError(errors.ObjectMissingError):
+        pass
+
+    assert {kind: errors.errno_of(kind("what")) for kind in WIRE} == {
+        kind: number for kind, (number, _) in WIRE.items()
+    }
+    assert errors.errno_of(OwnMissingError("what")) == errno.ENOENT
+    assert errors.errno_of(PermissionError(13, "of the system")) == errors.errno_of(KeyError()) == errno.EIO
