@@ -62,9 +62,9 @@ class RunningGateway:
         self._ready.set()
 
     def transforms_count(self) -> float:
-        """Return how many transforms were started: those that have ended, and those that run."""
+        """Return how many transforms were started: those that have ended, and those that run, without those of indexes."""
         text = urllib.request.urlopen(f"{self.url}/-/metrics").read().decode()
-        name = r"^penstock_gateway_result_runs(?:_total|_in_flight)(?:\{[^}]*\})? ([\d.e+]+)$"
+        name = r'^penstock_gateway_result_runs(?:_total|_in_flight)(?:\{(?!access_point="[^"]*/index")[^}]*\})? ([\d.e+]+)$'
         return sum(map(float, re.findall(name, text, re.MULTILINE)))
 
     def close(self) -> None:

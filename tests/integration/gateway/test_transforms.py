@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import logging
 import os
 import re
@@ -326,6 +327,15 @@ def test_cancelling_at_every_moment(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def longest_decreasing(numbers: list[int]) -> int:
+    """Length of the longest subsequence that decreases: 2 if two increasing sequences were merged."""
+    tails: list[int] = []
+    for number in numbers:
+        at = bisect.bisect_left(tails, -number)
+        tails[at : at + 1] = [-number]
+    return len(tails)
+
+
 def test_many_calls_share_few_processes(tmp_path: Path) -> None:
     """A hundred calls at once on two processes all succeed, first come, first served."""
 
@@ -340,7 +350,8 @@ def test_many_calls_share_few_processes(tmp_path: Path) -> None:
                 ended.append(number)
 
             await asyncio.gather(*(one(number) for number in range(100)))
-            assert all(abs(place - number) < 20 for place, number in enumerate(ended))
+            # Calls in line on two processes end as two increasing sequences merged, whatever holds one process up.
+            assert longest_decreasing(ended) < 10
             assert len(bench.transform.pool.process_ids) == 2
 
     asyncio.run(run())
