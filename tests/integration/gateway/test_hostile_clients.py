@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -390,6 +390,21 @@ def test_clients_that_are_too_slow_are_dropped(direction: str, verb: str, caplog
         assert not running.records[0].complete
         assert running.call(lambda: wait_idle(running.front))
     assert re.search(f"the gateway waited 0.4 s for the client, which {verb} only [0-9]+ bytes", caplog.text)
+
+
+def test_requests_in_advance_have_a_bound() -> None:
+    """The requests that a client sends while it takes no answer are not all read: they would be held in memory."""
+    some = request(b"GET /data/big HTTP/1.1", close=False) * 5000
+    bound_bytes = 16 << 20  # the buffers of both sockets, and what the front reads
+    sent_bytes = 0
+    with (
+        RunningFront(UpstreamBucket("data", MemoryStore({"big": BIG}))) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=1) as connection,
+        suppress(TimeoutError),
+    ):
+        while sent_bytes < bound_bytes:
+            sent_bytes += connection.send(some)
+    assert sent_bytes < bound_bytes
 
 
 async def wait_logged(running: RunningFront) -> bool:

@@ -786,6 +786,20 @@ def test_a_source_behind_a_signed_url(tmp_path: Path) -> None:
         asyncio.run(run(f"{front.url}/train"))
 
 
+def test_a_source_of_the_gateway_is_read_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers reach the gateway's internal endpoint also where everything else goes through a proxy."""
+    monkeypatch.setenv("no_proxy", "example.test")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    async def run(url: str) -> None:
+        async with running("copy", tmp_path) as bench:
+            source = LinkedSource(url, FolderSource(tmp_path, "key"))
+            assert bytes((await bench.run(source=source)).data) == b"hello world"
+
+    with RunningFront(UpstreamBucket("train", ps.connect(tmp_path))) as front:
+        asyncio.run(run(f"{front.url}/train"))
+
+
 def test_a_forked_child_does_not_hide_the_death(tmp_path: Path) -> None:
     """A worker that dies is noticed at once, even if a process that it forked still holds its socket."""
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.request import getproxies_environment
 
 from penstock.config import KIB, MIB
 from penstock.errors import PenstockError, WorkerDiedError
@@ -401,6 +402,7 @@ def worker_environment() -> dict[str, str]:
     return {
         **kept,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "no_proxy": _without_proxy(),
         # The kernel takes longer to give memory than a transform to fill it, so freed memory stays for the next piece.
         "MALLOC_MMAP_THRESHOLD_": str(16 * MIB),
         "MALLOC_TRIM_THRESHOLD_": str(64 * MIB),
@@ -409,3 +411,9 @@ def worker_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _without_proxy() -> str:
+    """Return the hosts that no proxy is used for: also this one, where the gateway's internal endpoint is."""
+    known = getproxies_environment().get("no", "")
+    return known if known.strip() == "*" else ",".join(filter(None, (known, "127.0.0.1")))

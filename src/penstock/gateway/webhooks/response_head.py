@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"[1-5][0-9]{2}")
 _LENGTH = re.compile(r"[0-9]{1,19}")
 _ERROR_CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
-_NEVER = DROPPED | {"content-length", "transfer-encoding", "connection", "set-cookie", "date", "server", "location"}
+_OF_CONNECTIONS = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NEVER = DROPPED | _OF_CONNECTIONS | {"content-length", "set-cookie", "date", "server", "location"}
 MESSAGE_CHARACTERS_MAX = 4096
 
 

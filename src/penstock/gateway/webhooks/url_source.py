@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.types import ByteRange
 
+_SENDABLE = re.compile(r"[!-~]+")
 _TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,19})")
 
 
@@ -29,9 +30,11 @@ def allowed_url(text: str, hosts: tuple[str, ...]) -> URL:
         hosts: Hosts, each as ``HOST``, which allows all ports, or ``HOST:PORT``.
 
     Raises:
-        S3Error: The URL is malformed, is not HTTP, or leads to another host.
+        S3Error: The URL is malformed, is not percent-encoded, is not HTTP, or leads to another host.
     """
     refusal = S3Error("AccessDenied", "The host of inputS3Url is not allowed by the configuration.", status=403)
+    if not _SENDABLE.fullmatch(text):  # it is sent as it came, so a line break in it would begin another header
+        raise refusal
     try:
         url = URL(text, encoded=True)
         host, port = url.host, url.port
