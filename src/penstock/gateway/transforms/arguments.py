@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 REQUIRED = inspect.Parameter.empty
+TEXT = "text"
+"""``ArgumentSpec.expected`` of an argument that takes any text."""
 
 
 class ArgumentSpec(NamedTuple):
@@ -179,9 +181,9 @@ def _boolean(text: str) -> bool:
 
 
 _SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    REQUIRED: (str, "text"),
-    Any: (str, "text"),
-    str: (str, "text"),
+    REQUIRED: (str, TEXT),
+    Any: (str, TEXT),
+    str: (str, TEXT),
     int: (int, "a whole number"),
     float: (float, "a number"),
     bool: (_boolean, "true or false"),

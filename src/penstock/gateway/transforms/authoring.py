@@ -184,7 +184,8 @@ class Declaration:
             to `end` of it. It needs a `size` that is always known.
         query: Parameters of the query that the output depends on. A parameter with the name of an argument replaces it.
         headers: Headers of the request that the output depends on.
-        rest: Argument that takes everything in ``name(...)`` that names no other argument: ``select(jpg, cls)``.
+        rest: Argument that takes everything in ``name(...)`` that names no other argument: ``select(jpg, cls)``. Only text
+            takes items such as ``png=image:pixels`` too; of another type, ``name=value`` must be an argument.
         check: ``check(arguments)`` raises a ``ValueError`` if arguments do not go together.
     """
 

@@ -7,9 +7,11 @@ Steps are separated by ``|``, and what is in parentheses by commas. Quotes and b
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.gateway.transforms.arguments import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 STEPS_MAX = 16
 _NAMED_ITEM = re.compile(r"([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_LITERAL = re.compile(r"[+-]?[0-9.]+|true|false|yes|no|on|off|none", re.IGNORECASE)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -108,24 +111,43 @@ def bind_items(items: tuple[SpelledItem, ...], schema: ArgumentSchema, *, rest: 
     """Return the arguments that the items in parentheses stand for.
 
     ``name=value`` is an argument. Other items are all given to the argument `rest`, with commas between them; without one
-    they fill the arguments that are not named, in the order of the signature.
+    they fill the arguments that are not named, in the order of the signature. If `rest` is text, it also takes items such as
+    ``png=image:pixels``, which name no argument, unless they look like one that is misspelt.
 
     Raises:
         ConfigError: An argument is unknown or given twice, or there are too many.
     """
+    takes_named = bool(rest) and schema.specs[rest].expected == TEXT
     given: dict[str, str] = {}
     unnamed: list[str] = []
     for item in items:
-        is_argument = item.name != rest and (item.name in schema.specs or (item.name and not rest))
+        is_argument = item.name != rest and (item.name in schema.specs or (item.name and not takes_named))
         if is_argument and item.name in given:
             raise ConfigError(f"{schema.name}: the argument {item.name} is given twice")
         if is_argument:
             given[item.name] = item.value
-        else:
-            unnamed.append(item.value if item.name in ("", rest) else item.text)
+            continue
+        if item.name not in ("", rest):
+            _check_mapping(item, schema, rest)
+        unnamed.append(item.value if item.name in ("", rest) else item.text)
     if rest and unnamed:
         return given | {rest: ",".join(unnamed)}
     free = [name for name in schema.specs if name not in given]
     if len(unnamed) > len(free):
         raise ConfigError(f"{schema.name} takes {len(schema.specs)} arguments, and {unnamed[len(free)]!r} is one more")
     return given | dict(zip(free, unnamed, strict=False))
+
+
+def _check_mapping(item: SpelledItem, schema: ArgumentSchema, rest: str) -> None:
+    """Refuse an item that was meant as an argument: it resembles the name of one, or its value is no name.
+
+    Raises:
+        ConfigError: It is such an item.
+    """
+    near = get_close_matches(item.name.lower(), schema.specs, n=1, cutoff=0.75)
+    if near or _LITERAL.fullmatch(item.value):
+        meant = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(schema.specs)}"
+        raise ConfigError(
+            f"{schema.name} has no argument {item.name}",
+            hint=f"{meant}; if {item.text} belongs to {rest}, write {rest}='{item.text}'",
+        )

@@ -63,14 +63,21 @@ def resize(reader: object, request: object, *, width: int, height: int = 0) -> b
     return b""
 
 
-def pack(reader: object, request: object, *, fields: tuple[str, ...], level: int = 1) -> bytes:
+def pack(reader: object, request: object, *, fields: str, level: int = 1) -> bytes:
     return b""
+
+
+def choose(reader: object, request: object, *, names: tuple[str, ...], level: int = 1) -> bytes:
+    return b""
+
+
+FUNCTIONS = {"resize": (resize, ""), "pack": (pack, "fields"), "choose": (choose, "names")}
 
 
 def bound(text: str) -> dict[str, str]:
     (step,) = parse_spelling(text)
-    function = {"resize": resize, "pack": pack}[step.name]
-    return bind_items(step.items, schema_of(function, step.name), rest="fields" if function is pack else "")
+    function, rest = FUNCTIONS[step.name]
+    return bind_items(step.items, schema_of(function, step.name), rest=rest)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,9 @@ def bound(text: str) -> dict[str, str]:
         ("pack(a, b=c:d)", {"fields": "a,b=c:d"}),
         ("pack(fields=a, b, level=2)", {"fields": "a,b", "level": "2"}),
         ("pack(level=2)", {"level": "2"}),
+        ("pack(fields='levels=2')", {"fields": "levels=2"}),
+        ("choose(a, b, level=2)", {"names": "a,b", "level": "2"}),
+        ("choose(leevl=2)", {"leevl": "2"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -95,4 +105,20 @@ def test_items_become_arguments(text: str, expected: dict[str, str]) -> None:
 def test_too_many_items(text: str) -> None:
     """An argument that is given twice, or one too many, is refused."""
     with pytest.raises(ConfigError, match="resize"):
+        bound(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pack(levle=2)", r"pack has no argument levle. Hint: did you mean level=\?.*fields='levle=2'"),
+        ("pack(field=cls)", r"pack has no argument field. Hint: did you mean fields=\?"),
+        ("pack(Level=cls)", r"pack has no argument Level. Hint: did you mean level=\?"),
+        ("pack(cls, foo=1)", r"pack has no argument foo. Hint: it takes fields, level; if foo=1 belongs"),
+        ("pack(verbose=True)", "pack has no argument verbose"),
+    ],
+)
+def test_a_misspelt_argument_is_not_taken_for_a_field(text: str, message: str) -> None:
+    """What resembles an argument, or has a number or truth value, is refused where other names would be fields."""
+    with pytest.raises(ConfigError, match=message):
         bound(text)
