@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 gateway = typer.Typer(
     name="gateway",
-    help="Serve a store as an S3 endpoint, and transform objects while they are read.",
     invoke_without_command=True,
     no_args_is_help=True,
     rich_markup_mode="markdown",
