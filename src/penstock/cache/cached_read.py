@@ -149,17 +149,16 @@ class CachedRead:
                 return known.info
             self._get_unpinned()  # the version is not the one seen last, or none was seen: the store decides
             return None
-        known = metadata.fresh(operation.key, self.submitted_s)
+        known, hint = metadata.fresh_or_hint(operation.key, self.submitted_s)
         if known is not None:
             self.context.counts.metadata_hit_count += 1
             if known.info is None:
                 raise ObjectMissingError(REMEMBERED_MISS, status=404)
             return known.info
-        hint = metadata.hint(operation.key)
         if hint is not None and hint.etag is not None and (operation.span is not None or self._is_on_disk(hint.etag)):
             self.track(Revalidation(self))
         else:
-            self._get_unpinned()
+            self._get_unpinned(is_first=hint is None)
         return None
 
     def _first_index(self) -> int:
@@ -174,11 +173,11 @@ class CachedRead:
         _, digest = self.context.identities.of_version(self.operation.key, etag)
         return self.context.directory.exists(block_name(digest, self._first_index()))
 
-    def _get_unpinned(self) -> None:
+    def _get_unpinned(self, *, is_first: bool = False) -> None:
         digest = self.context.identities.of_get(self.operation)
         [claim] = self.context.claims.take(digest, (WHOLE_GET,), self, patient=self._patient)
         if isinstance(claim, Claim):
-            self.track(UnpinnedGet(self, claim))
+            self.track(UnpinnedGet(self, claim, is_first=is_first))
         elif not claim:
             self.context.claims.watch(digest, (WHOLE_GET,), self)
 
@@ -527,13 +526,15 @@ class UnpinnedGet:
     Args:
         read: The read.
         claim: A claim of the ``Get``, so that other reads of the same bytes wait.
+        is_first: Whether the disk had no entry about the key.
     """
 
-    __slots__ = ("_claim", "_completion", "_read", "_sent_s", "ended", "landing")
+    __slots__ = ("_claim", "_completion", "_is_first", "_read", "_sent_s", "ended", "landing")
 
-    def __init__(self, read: CachedRead, claim: Claim) -> None:
+    def __init__(self, read: CachedRead, claim: Claim, *, is_first: bool) -> None:
         self._read = read
         self._claim = claim
+        self._is_first = is_first
         self._completion: Completion | None = None
         self._sent_s = 0.0
         self.landing = read.sink.landing
@@ -610,8 +611,9 @@ class UnpinnedGet:
         if info is None or info.etag is None or not is_version(info.etag):
             context.counts.uncacheable_count += 1
             return []
+        as_hint = read.operation.if_match is None
         entries = context.metadata.entries_of(
-            key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None
+            key, info._replace(key=key), self._sent_s, as_hint=as_hint, is_first=self._is_first
         )
         identity, digest = context.identities.of_version(key, info.etag)
         blocks = [

@@ -133,17 +133,34 @@ class Metadata:
             key: Key of the object.
             submitted_s: When the reader submitted its operation, on the monotonic clock, in seconds.
         """
+        return self.fresh_or_hint(key, submitted_s)[0]
+
+    def fresh_or_hint(self, key: Key, submitted_s: float) -> tuple[KnownObject | None, ObjectInfo | None]:
+        """Return what ``fresh`` returns and, if that is None, the last version that any process of this node saw.
+
+        Blocks of that version may be on the disk, but whether it is still current must be checked before they are used.
+
+        Cost: nothing for what this process knows; otherwise an attempt to open one file, or with a TTL two.
+        """
         known = self._known.get(key)
         if known is not None and self._is_believed(known, submitted_s):
-            return known if known.info is None or known.info.etag is not None else None
-        if self.ttl_s == 0:
-            return None
-        for kind in (STAT, MISSING):
-            known = self._on_disk(kind, key)
-            if known is not None and self._is_believed(known, submitted_s):
-                self.put(key, known.info, known.sent_s)
-                return known
-        return None
+            is_useful = known.info is None or known.info.etag is not None
+            return (known, None) if is_useful else (None, known.info)
+        seen = known
+        for kind in self._kinds_to_read(known):
+            found = self._on_disk(kind, key)
+            if found is not None and self.ttl_s and self._is_believed(found, submitted_s):
+                self.put(key, found.info, found.sent_s)
+                return found, None
+            if kind == STAT:
+                seen = seen or found
+        return None, seen.info if seen is not None else None
+
+    def _kinds_to_read(self, known: KnownObject | None) -> tuple[int, ...]:
+        """Return the kinds of entries that may say more about a key than this process knows."""
+        if self.ttl_s:
+            return STAT, MISSING
+        return (STAT,) if known is None else ()
 
     def believed(self, key: Key) -> ObjectInfo | None:
         """Return the version of a key that may be believed without asking the store, if this process knows it."""
@@ -151,14 +168,6 @@ class Metadata:
         if known is None or known.info is None or known.info.etag is None:
             return None
         return known.info if time.monotonic() - known.sent_s < self.ttl_s else None
-
-    def hint(self, key: Key) -> ObjectInfo | None:
-        """Return the last version that any process of this node saw, whatever its age.
-
-        Blocks of it may be on the disk, but whether it is still current must be checked before they are used.
-        """
-        known = self._known.get(key) or self._on_disk(STAT, key)
-        return known.info if known is not None else None
 
     def _on_disk(self, kind: int, key: Key) -> KnownObject | None:
         """Return what the disk has about a key; None if its entry is from the future, as the clock was set back."""
@@ -187,14 +196,23 @@ class Metadata:
         if entries := self.entries_of(key, info, sent_s, as_hint=as_hint):
             self._directory.write(entries)
 
-    def entries_of(self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False) -> list[NewEntry]:
-        """Remember an answer in memory, and return what ``keep`` stores, for a caller that stores it with other entries."""
+    def entries_of(
+        self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False, is_first: bool = False
+    ) -> list[NewEntry]:
+        """Remember an answer in memory, and return what ``keep`` stores, for a caller that stores it with other entries.
+
+        With `is_first`, the disk had no entry for the key a moment ago, so none is removed. If another process has stored one
+        since, the new one takes its place, and the number of its folder is too high by a page until the next scan.
+        """
         self.put(key, info, sent_s)
         if (self.ttl_s == 0 and not as_hint) or (info is not None and not is_version(info.etag)):
             return []
         identity = self._identities.of_key(key)
         data = b"" if info is None else json.dumps(_row(info._replace(key=self._identities.stored_key(key)))).encode()
-        return [self._replacement(MISSING if info is None else STAT, identity, data, sent_s)]
+        kind = MISSING if info is None else STAT
+        if not is_first:
+            self._make_way(kind, identity)
+        return [_new_entry(kind, identity, data, sent_s)]
 
     def written(self, key: Key) -> None:
         """Invalidate what is known about a key that was written or deleted through this cache, for the whole node."""
@@ -256,19 +274,23 @@ class Metadata:
         identity = self._identities.of_page(operation)
         rows = [_row(info) for info in page.objects]
         data = json.dumps([generation, rows, page.prefixes, page.next_token]).encode()
-        self._directory.write([self._replacement(LISTING, identity, data, sent_s)])
+        self._make_way(LISTING, identity)
+        self._directory.write([_new_entry(LISTING, identity, data, sent_s)])
 
     def _learn(self, page: Page, sent_s: float) -> None:
         for info in page.objects:
             self.put(info.key, info, sent_s)
 
-    def _replacement(self, kind: int, identity: bytes, data: bytes, sent_s: float) -> NewEntry:
-        """Return a new entry, after removing the old one."""
-        name = entry_name(kind, identity)
-        self._directory.remove(name)  # this subtracts it from the number of its folder
-        wall_s = time.time() - (time.monotonic() - sent_s)
-        header = partial(encode, kind, identity, data, sent_s=wall_s)
-        return NewEntry(name, memoryview(data), header_bytes_of(identity, len(data)) + len(data), header)
+    def _make_way(self, kind: int, identity: bytes) -> None:
+        """Remove the entry that a new one is about to replace, which also subtracts it from the number of its folder."""
+        self._directory.remove(entry_name(kind, identity))
+
+
+def _new_entry(kind: int, identity: bytes, data: bytes, sent_s: float) -> NewEntry:
+    wall_s = time.time() - (time.monotonic() - sent_s)
+    header = partial(encode, kind, identity, data, sent_s=wall_s)
+    file_bytes = header_bytes_of(identity, len(data)) + len(data)
+    return NewEntry(entry_name(kind, identity), memoryview(data), file_bytes, header)
 
 
 def is_version(etag: str | None) -> bool:

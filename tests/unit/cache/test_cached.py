@@ -311,10 +311,11 @@ def test_memory_goes_home_at_once(world: World) -> None:
 
 
 class _Opened:
-    """Counts how entries are opened for writing; with `refuses`, behaves as a file system without direct I/O."""
+    """Counts how entries are opened; with `refuses`, direct I/O is refused after the file was created."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: bool) -> None:
         self.direct_count = self.buffered_count = 0
+        self.read: list[str] = []
         self._refuses = refuses
         self._open = os.open
         monkeypatch.setattr(os, "open", self)
@@ -323,9 +324,12 @@ class _Opened:
         if flags & os.O_DIRECT:
             self.direct_count += 1
             if self._refuses:
+                os.close(self._open(path, flags & ~os.O_DIRECT, *rest, **options))
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         elif "/temporary/" in str(path):
             self.buffered_count += 1
+        elif "/entries/" in str(path):
+            self.read.append(Path(path).suffix)
         return self._open(path, flags, *rest, **options)
 
 
@@ -353,6 +357,32 @@ def test_a_block_is_written_once(world: World, monkeypatch: pytest.MonkeyPatch) 
     store = world.cache()
     epoch(store)
     assert opened.buffered_count == store.statistics().stored_count == 64
+
+
+@pytest.mark.parametrize(("ttl_s", "looks"), [(0.0, [".s"]), (3600.0, [".s", ".m"])])
+def test_an_unknown_object_is_looked_up_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, ttl_s: float, looks: list[str]
+) -> None:
+    """A first read tries each file that may know the object once, and then removes none to make way for what it stores."""
+    world.memory.write("k", content(BLOCK_BYTES))
+    opened = _Opened(monkeypatch, refuses=False)
+    store = world.cache(metadata_ttl_s=ttl_s)
+    removed: list[str] = []
+    monkeypatch.setattr(store.context.directory, "remove", lambda name: removed.append(name.file))
+    assert bytes(store.read("k").data) == content(BLOCK_BYTES)
+    assert (opened.read, removed, opened.buffered_count) == (looks, [], 2)
+    assert store.statistics().used_bytes == disk_bytes(world)
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, 1e-9])
+def test_a_replaced_record_is_counted_once(world: World, ttl_s: float) -> None:
+    """When the record of an object takes the place of an older one, the number of its folder stays what the files take."""
+    world.memory.write("k", content(BLOCK_BYTES))
+    assert bytes(world.cache(metadata_ttl_s=ttl_s).read("k").data) == content(BLOCK_BYTES)
+    world.memory.write("k", content(BLOCK_BYTES, 1))
+    store = world.cache(metadata_ttl_s=ttl_s)
+    assert bytes(store.read("k").data) == content(BLOCK_BYTES, 1)
+    assert store.statistics().used_bytes == disk_bytes(world)
 
 
 class _Weak(MemoryStore):
