@@ -151,3 +151,18 @@ def test_a_refused_head_becomes_a_get(status: int, ranges: bool) -> None:
         with ps.connect(f"{server.url}/x/") as store:
             assert store.stat("big")[:3] == ("big", len(DATA), '"1"')
     assert [head.split(b" ")[0] for head in server.heads] == [b"HEAD", b"GET"]
+
+
+def test_a_redirect_costs_one_request_more_only_once() -> None:
+    """What is redirected is requested again to be followed; the next requests of the store are followed at once."""
+
+    def script(_connection: int, _exchange: int, request: bytes) -> list[bytes]:
+        if b" /x/" in request.partition(b"\r\n")[0]:
+            return [b"HTTP/1.1 302 Found\r\nLocation: /y/big\r\nContent-Length: 5\r\n\r\n", b"moved"]
+        return [b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 3\r\n\r\n', b"odd"]
+
+    with KeptServer(script) as server, ps.connect(f"{server.url}/x/") as store:
+        for requested in ([b"/x/big", b"/x/big", b"/y/big"], [b"/x/big", b"/y/big"]):
+            before_count = len(server.heads)
+            assert bytes(store.read("big").data) == b"odd"
+            assert [head.split(b" ")[1] for head in server.heads[before_count:]] == requested
