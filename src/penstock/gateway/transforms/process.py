@@ -236,7 +236,7 @@ class TransformProcess:
         """Return the kind of the next frame. What has not been received of the current one is skipped."""
         await self._skip()
         while self._head_length < HEAD.size:
-            self._head_length += await self._receive_into(memoryview(self._head)[self._head_length :])
+            self._head_length += await self._receive_into([memoryview(self._head)[self._head_length :]])
         self._head_length = 0
         kind, self._rest_bytes = HEAD.unpack(self._head)
         if kind != FrameKind.DATA and self._rest_bytes > CONTROL_BYTES_MAX:
@@ -244,11 +244,15 @@ class TransformProcess:
         return int(kind)
 
     async def _receive_data(self, output: ResultWriter) -> None:
-        """Receive a frame of data directly into the memory of the result."""
+        """Receive a frame of data directly into the memory of the result, and with its last bytes the head of the next."""
         turn_bytes = 0
+        head = memoryview(self._head)
         while self._rest_bytes:
-            target = output.buffer()
-            count = await self._receive_into(target[: self._rest_bytes])
+            target = output.buffer()[: self._rest_bytes]
+            is_last = len(target) == self._rest_bytes
+            count = await self._receive_into([target, head] if is_last else [target])
+            self._head_length = max(0, count - len(target))
+            count -= self._head_length
             self._rest_bytes -= count
             turn_bytes += count
             await output.filled(count)
@@ -260,7 +264,7 @@ class TransformProcess:
         data = bytearray(self._rest_bytes)
         view = memoryview(data)
         while self._rest_bytes:
-            count = await self._receive_into(view[len(data) - self._rest_bytes :])
+            count = await self._receive_into([view[len(data) - self._rest_bytes :]])
             self._rest_bytes -= count
         return bytes(data)
 
@@ -269,13 +273,14 @@ class TransformProcess:
             self._scratch = memoryview(bytearray(256 * KIB))
         while self._rest_bytes:
             assert self._scratch is not None
-            self._rest_bytes -= await self._receive_into(self._scratch[: self._rest_bytes])
+            self._rest_bytes -= await self._receive_into([self._scratch[: self._rest_bytes]])
         self._scratch = None
 
-    async def _receive_into(self, target: memoryview) -> int:
+    async def _receive_into(self, targets: list[memoryview]) -> int:
+        """Receive at least one byte into memory that is to be filled in this order, and return the number of bytes."""
         while True:
             try:
-                count = self._socket.recv_into(target)
+                count = self._socket.recvmsg_into(targets)[0]
             except BlockingIOError:
                 if not self.exited.is_set():
                     await self._wait_readable()
