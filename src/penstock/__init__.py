@@ -15,6 +15,7 @@ from penstock.version import __version__ as __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock import channels as channels
     from penstock import index as index
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
@@ -92,7 +93,7 @@ _ORIGIN = {
     "set_process_budget": "penstock.fetch",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("index", "pack", "tensorflow", "testing", "torch")
+_SUBPACKAGES = ("channels", "index", "pack", "tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

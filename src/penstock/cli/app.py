@@ -29,6 +29,7 @@ from penstock.cli.output import PrintableFormatter, one_line, print_message, pri
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
 from penstock.cli.rm import rm
+from penstock.cli.run import run as run_command
 from penstock.cli.sandbox import sandbox
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
@@ -91,6 +92,7 @@ def _root(
 for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
+app.command(name="run", no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run_command)
 app.add_typer(cache)
 gateway.command()(fill)
 gateway.command("ls")(ls_results)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.download import is_downloaded
 from penstock.cli.options import (
     AsJson,
     Cache,
@@ -20,10 +19,11 @@ from penstock.cli.options import (
 from penstock.cli.output import one_line, print_message, print_result
 from penstock.cli.progress import ProgressReport
 from penstock.cli.selection import FilterGroup, Selection
-from penstock.cli.transfer import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
 from penstock.sizes import format_bytes
 from penstock.store.local import LocalStore
+from penstock.transfer.download import is_downloaded
+from penstock.transfer.moving import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -309,7 +309,7 @@ class CopyReport(ProgressReport):
         """Report the events of this plan."""
         self._plan = plan
 
-    # ── penstock.cli.transfer.TransferListener ──────────────────────────────────────────────────────────────────────
+    # ── penstock.transfer.moving.TransferListener ────────────────────────────────────────────────────────────────────
 
     def moved(self, item: TransferItem) -> None:
         """`item` was copied."""

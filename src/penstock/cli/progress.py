@@ -51,8 +51,13 @@ class ProgressReport(ABC):
 
     def __exit__(self, *_: object) -> None:
         self._redirected.close()
-        if self._bar is not None:
-            self._bar.stop()
+        self.end_bar()
+
+    def end_bar(self) -> None:
+        """Remove the bar; idempotent."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
 
     @abstractmethod
     def columns(self) -> list[Any]:

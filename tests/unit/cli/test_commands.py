@@ -17,10 +17,10 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.app import run
-from penstock.cli.download import Download, is_downloaded
 from penstock.cli.options import ConnectionGroup, Stores
 from penstock.errors import ConfigError, StoreError
 from penstock.store.memory import MemoryStore
+from penstock.transfer.download import Download, is_downloaded
 from penstock.types import ObjectInfo
 
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.cli.download import FATAL, Download
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, StoreError
 from penstock.fetch import PlanItem
 from penstock.store.inflight import InFlight
+from penstock.transfer.download import FATAL, Download
 from penstock.types import Copy, Put
 
 if TYPE_CHECKING:

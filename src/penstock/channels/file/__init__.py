@@ -1,0 +1,1 @@
+"""File mode: see README.md in this folder."""

@@ -1,0 +1,184 @@
+"""A channel in File mode: its objects are files before the program starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock import compose
+from penstock.channels.entries import objects_of
+from penstock.channels.file.inflating import InflatingReceiver
+from penstock.channels.file.linking import link_file
+from penstock.errors import ConfigError, StoreError
+from penstock.sizes import format_bytes
+from penstock.store.local import LocalStore
+from penstock.transfer import FileReceiver, TransferItem, is_downloaded, stream
+from penstock.types import ObjectInfo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.channels.entries import ChannelObject, Entries, EpochOrder
+    from penstock.channels.inputs import InputChannel
+
+LOCAL_SCHEMES = ("", "file")
+
+
+class ChannelProgress(Protocol):
+    """Hears how far the download of a channel is."""
+
+    def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files of so many bytes are missing."""
+
+    def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files, and bytes, have arrived since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileChannel:
+    """A channel in File mode; see ``RunningChannel``.
+
+    Attributes:
+        path: Directory of the files, or a link to a directory of this machine.
+    """
+
+    path: Path
+
+    def check(self) -> None:
+        """Return: all files are there."""
+
+    def close(self) -> None:
+        """Leave the files, which belong to the run's directory."""
+
+
+def open_file_channel(
+    channel: InputChannel,
+    entries: Entries,
+    *,
+    path: Path,
+    order: EpochOrder,
+    progress: ChannelProgress | None = None,
+    downloads: Path | None = None,
+) -> FileChannel:
+    """Make the files of a channel.
+
+    Args:
+        channel: The channel.
+        entries: What it consists of.
+        path: Directory of the files.
+        order: Which entries this host gets.
+        progress: Hears how far it is.
+        downloads: Directory that keeps downloads for later runs; the files of the channel are then links to its files. None
+            downloads into `path` itself.
+
+    Raises:
+        ConfigError: A key is not a safe file name, or the disk has too little room.
+        StoreError: An object cannot be read.
+        OSError: The disk failed.
+
+    Cost: one request for each object of up to about two parts that is not there yet, else one for each part.
+    """
+    if path.is_symlink():
+        path.unlink()  # of an earlier run with the same base directory
+    if (directory := linked_directory(channel, order)) is not None:
+        path.symlink_to(directory, target_is_directory=True)
+        return FileChannel(path)
+    root = path if downloads is None else downloads / _folder_of(channel)
+    root.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
+    store = LocalStore(root)
+    items = [_item(store, each, entries) for each in objects_of(order.entries(entries, epoch=0))]
+    missing = [item for item in items if not _is_there(channel, item)]
+    size_bytes = sum(item.info.size_bytes for item in missing)
+    _check_room(channel, root, size_bytes)
+    listener = _Listener(channel, progress)
+    if progress is not None:
+        progress.planned(channel, len(missing), size_bytes)
+    receiver = FileReceiver(listener) if channel.compression == "None" else InflatingReceiver(listener)
+    stream(entries.store, iter(missing), receiver, listener)
+    listener.raise_failure()
+    if root != path:
+        for item in items:
+            assert item.path is not None
+            link_file(item.path, path / item.path.relative_to(root))
+    return FileChannel(path)
+
+
+def linked_directory(channel: InputChannel, order: EpochOrder) -> Path | None:
+    """Return the directory of this machine that can take the channel's place as it is, or None if it must be made."""
+    scheme = channel.url.partition("://")[0] if "://" in channel.url else ""
+    if scheme not in LOCAL_SCHEMES or channel.data_type != "S3Prefix" or channel.compression != "None":
+        return None
+    directory = compose.local_path(channel.url)
+    return directory if directory.is_dir() and order.has_all else None
+
+
+def _item(files: LocalStore, each: ChannelObject, entries: Entries) -> TransferItem:
+    """Return what is downloaded to where; one request if size or version are not known.
+
+    Raises:
+        ConfigError: The name is not a safe path.
+    """
+    path = files.path(each.name)
+    if each.size_bytes is None or each.etag is None:
+        return TransferItem(entries.store.stat(each.key), each.name, path)
+    return TransferItem(ObjectInfo(each.key, each.size_bytes, each.etag, each.modified_s), each.name, path)
+
+
+def _is_there(channel: InputChannel, item: TransferItem) -> bool:
+    assert item.path is not None
+    return channel.compression == "None" and is_downloaded(item.path, item.info)
+
+
+def _folder_of(channel: InputChannel) -> str:
+    """Return the name of the folder that keeps what this URL holds, also for channels of other names."""
+    what = f"{channel.url}\x00{channel.data_type}\x00{channel.compression}"
+    return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+
+
+def _check_room(channel: InputChannel, root: Path, size_bytes: int) -> None:
+    room_bytes = shutil.disk_usage(root).free
+    if size_bytes > room_bytes:
+        raise ConfigError(
+            f"channel {channel.name!r} needs {format_bytes(size_bytes)}, and {os.fspath(root)} has {format_bytes(room_bytes)}",
+            hint="mode=fastfile and mode=pipe need no room; --base names another disk",
+        )
+
+
+class _Listener:
+    """Passes progress on, and keeps the first failure; see ``penstock.transfer.TransferListener``."""
+
+    def __init__(self, channel: InputChannel, progress: ChannelProgress | None) -> None:
+        self._channel = channel
+        self._progress = progress
+        self._failures_count = 0
+        self._failure: Exception | None = None
+
+    def moved(self, item: TransferItem) -> None:
+        """Count a file."""
+        del item
+        if self._progress is not None:
+            self._progress.progressed(self._channel, 1, 0)
+
+    def failed(self, item: TransferItem, error: Exception) -> None:
+        """Keep the first failure; the other files are still tried."""
+        del item
+        self._failures_count += 1
+        self._failure = self._failure or error
+
+    def progressed(self, size_bytes: int) -> None:
+        """Count bytes."""
+        if self._progress is not None:
+            self._progress.progressed(self._channel, 0, size_bytes)
+
+    def raise_failure(self) -> None:
+        """Raise the first failure, if there is any."""
+        if self._failure is None:
+            return
+        if self._failures_count == 1:
+            raise self._failure
+        what = f"{self._failures_count} objects of channel {self._channel.name!r} cannot be read; the first: {self._failure}"
+        raise StoreError(what) from self._failure

@@ -1,0 +1,51 @@
+"""The modes of a channel: one factory that begins a channel in the mode that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.channels.entries import Entries, EpochOrder, open_source
+from penstock.channels.file.channel import open_file_channel
+from penstock.channels.pipe.channel import open_pipe_channel
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.channels.contracts import RunningChannel
+    from penstock.channels.entries import Connect
+    from penstock.channels.environment.hosts import Hosts
+    from penstock.channels.file.channel import ChannelProgress
+    from penstock.channels.inputs import InputChannel
+
+
+def open_channel(
+    channel: InputChannel,
+    connect: Connect,
+    *,
+    path: Path,
+    hosts: Hosts,
+    progress: ChannelProgress | None = None,
+    downloads: Path | None = None,
+) -> RunningChannel:
+    """Begin a channel; when this returns, the program may start.
+
+    Args:
+        channel: The channel.
+        connect: Opens a store.
+        path: Its path in the directory of the channels.
+        hosts: The hosts of the run.
+        progress: Hears of downloads.
+        downloads: Directory that keeps what File mode downloads; None keeps nothing.
+
+    Raises:
+        PenstockError: The channel cannot give the program its data.
+    """
+    entries = Entries(open_source(channel, connect))
+    if channel.mode == "Pipe":
+        return open_pipe_channel(channel, entries, path=path, host_rank=hosts.rank, hosts_count=hosts.count)
+    if channel.mode == "File":
+        is_sharded = channel.distribution == "ShardedByS3Key"
+        order = EpochOrder(part=hosts.rank, parts_count=hosts.count) if is_sharded else EpochOrder()
+        return open_file_channel(channel, entries, path=path, order=order, progress=progress, downloads=downloads)
+    raise ConfigError(f"channel {channel.name!r}: mode {channel.mode} is not supported on this system")

@@ -1,0 +1,1 @@
+"""Pipe mode: see README.md in this folder."""

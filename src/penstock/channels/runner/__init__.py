@@ -1,0 +1,1 @@
+"""Runs a program with its channels: see README.md in this folder."""

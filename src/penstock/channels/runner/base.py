@@ -1,0 +1,94 @@
+"""The base directory of a run: made, locked, and cleaned of what a killed run left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from penstock.channels.environment.layout import ContainerLayout
+from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
+from penstock.errors import ConfigError
+from penstock.locks import try_lock_file
+from penstock.private import is_trusted
+
+PREFIX = "penstock-run-"
+
+
+class BaseDirectory:
+    """The base directory of a run, which no other run uses at the same time. A context manager that cleans it.
+
+    Args:
+        path: The directory; None makes a private one among the temporary files, which ``close`` removes unless it has results.
+
+    Attributes:
+        layout: The paths in it.
+        is_private: Whether it was made for this run.
+        lock_fd: Descriptor of its lock, for the supervisor.
+
+    Raises:
+        ConfigError: Another run uses it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        clean_abandoned()
+        self.is_private = path is None
+        self.layout = ContainerLayout(base=Path(tempfile.mkdtemp(prefix=PREFIX)) if path is None else path.absolute())
+        base = self.layout.base
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            self.lock_fd = os.open(base / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"the base directory {base}: {error.strerror}", hint="--base names another one"
+            ) from error
+        if not try_lock_file(self.lock_fd):
+            os.close(self.lock_fd)
+            raise ConfigError(f"another run uses the base directory {base}", hint="--base names another one")
+        if not self.is_private:
+            clean(base, is_private=False)
+        for directory in self.layout.directories():
+            directory.mkdir(parents=True, exist_ok=True)
+        self.layout.failure.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether files of model, output or checkpoints are in it."""
+        return has_results(self.layout.base)
+
+    def forget_results(self) -> None:
+        """Remove the results, which are stored elsewhere now, so that ``close`` removes a private directory as a whole."""
+        if self.is_private:
+            for directory in (self.layout.model, self.layout.output, self.layout.checkpoints):
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Unmount and remove what the run made; files of an explicit directory stay. Idempotent."""
+        if self.lock_fd < 0:
+            return
+        clean(self.layout.base, is_private=self.is_private)
+        os.close(self.lock_fd)  # the file of an explicit directory stays, since another run may wait for its lock
+        self.lock_fd = -1
+
+
+def clean_abandoned() -> None:
+    """Clean the private directories of this user's runs that were killed together with their supervisors."""
+    for base in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if not is_trusted(base.lstat()) or base.is_symlink():
+                continue
+            fd = os.open(base / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if try_lock_file(fd):
+                    clean(base, is_private=True)
+            finally:
+                os.close(fd)

@@ -1,0 +1,99 @@
+"""What is to be run: the program, its channels, hyperparameters and hosts, and where its results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.channels.environment.configuration import check_hyperparameters, hyperparameters_config
+from penstock.channels.environment.hosts import Hosts
+from penstock.channels.inputs import channel_of_request, check_channels
+from penstock.channels.runner.stopping import STOP_S
+from penstock.config import check_number
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from penstock.channels.inputs import InputChannel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run of a program.
+
+    Attributes:
+        command: The program and its arguments.
+        channels: Its input channels.
+        hyperparameters: Hyperparameters; values that are not text become JSON.
+        environment: Variables for the program, which take precedence over all others.
+        hosts: The hosts of the run.
+        name: Name of the job.
+        base: Base directory; None makes a private one.
+        downloads: Directory that keeps what File mode downloads for later runs; None keeps nothing.
+        model_url: Where the model goes; a URL that ends with ``.tar.gz`` is one archive, any other one a prefix.
+        output_url: Where the output goes, in the same way.
+        checkpoint_url: Prefix of the checkpoints.
+        stop_s: Seconds that the program has after a signal.
+        strict: Whether SageMaker's own limits hold.
+
+    Raises:
+        ConfigError: A value is out of bounds, or two channels have one name.
+    """
+
+    command: tuple[str, ...]
+    channels: tuple[InputChannel, ...] = ()
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=Hosts)
+    name: str = "penstock"
+    base: Path | None = None
+    downloads: Path | None = None
+    model_url: str | None = None
+    output_url: str | None = None
+    checkpoint_url: str | None = None
+    stop_s: float = STOP_S
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigError("there is no program to run", hint="penstock run --channel train=URL -- python train.py")
+        check_channels(list(self.channels), strict=self.strict)
+        check_hyperparameters(self.hyperparameters, strict=self.strict)
+        check_number("stop_s", self.stop_s, 0)
+
+    @property
+    def hyperparameter_texts(self) -> dict[str, str]:
+        """The hyperparameters as ``hyperparameters.json`` holds them."""
+        return hyperparameters_config(self.hyperparameters)
+
+
+def fields_of_request(request: Any, *, mode: str = "File") -> dict[str, Any]:
+    """Return the fields of ``Job`` that a CreateTrainingJob request has; fields about machines and accounts are left out.
+
+    Args:
+        request: The request, or only its ``InputDataConfig``, a list.
+        mode: Mode of channels for which the request names none.
+
+    Raises:
+        ConfigError: A part of it is not valid, or not supported.
+    """
+    if isinstance(request, list):
+        request = {"InputDataConfig": request}
+    if not isinstance(request, dict):
+        raise ConfigError("a training job must be an object, or the list of its input channels")
+    mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode") or mode
+    found: dict[str, Any] = {
+        "channels": tuple(channel_of_request(each, mode=mode) for each in request.get("InputDataConfig") or ()),
+        "hyperparameters": dict(request.get("HyperParameters") or {}),
+        "environment": dict(request.get("Environment") or {}),
+    }
+    if name := request.get("TrainingJobName"):
+        found["name"] = name
+    if path := (request.get("OutputDataConfig") or {}).get("S3OutputPath"):
+        folder = f"{path.rstrip('/')}/{found.get('name', 'penstock')}/output"
+        found |= {"model_url": f"{folder}/model.tar.gz", "output_url": f"{folder}/output.tar.gz"}
+    if url := (request.get("CheckpointConfig") or {}).get("S3Uri"):
+        found["checkpoint_url"] = url
+    return found

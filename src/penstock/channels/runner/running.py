@@ -1,0 +1,323 @@
+"""``run``: begins the channels, runs the program, stores its results, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from penstock import compose
+from penstock.channels.environment.configuration import input_data_config, resource_config
+from penstock.channels.environment.hosts import find_hosts
+from penstock.channels.environment.variables import Environment, variables
+from penstock.channels.inputs import InputChannel, parse_channel
+from penstock.channels.modes import open_channel
+from penstock.channels.pipe.channel import pipe_orders
+from penstock.channels.runner.base import BaseDirectory
+from penstock.channels.runner.job import Job
+from penstock.channels.runner.stopping import STOP_S, Stopping
+from penstock.channels.runner.supervised import SupervisedProgram
+from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
+from penstock.config import cores_count
+from penstock.errors import PenstockError
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.channels.contracts import RunningChannel
+    from penstock.channels.environment.layout import ContainerLayout
+    from penstock.store import Store
+
+FAILURE_CHARACTERS_MAX = 1024
+CHECK_S = 0.1
+"""Seconds between two looks at the channels and the signals while a program runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a program ended.
+
+    Attributes:
+        exit_code: Exit code of the program; 128 plus the number of the signal that ended it.
+        failure: First 1 024 characters of the failure file; empty if there is none.
+        directory: Base directory, if it still holds results of the program; None if it was removed.
+    """
+
+    exit_code: int
+    failure: str
+    directory: Path | None
+
+
+class RunProgress(Protocol):
+    """Hears what a run is doing."""
+
+    def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files of so many bytes are missing."""
+
+    def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files, and bytes, have arrived since the last call."""
+
+    def started(self) -> None:
+        """The program starts now."""
+
+
+@boundary
+def run(
+    program: str | Sequence[str],
+    *,
+    inputs: str | Mapping[str, str | InputChannel] | Iterable[InputChannel] = (),
+    input_mode: str = "File",
+    hyperparameters: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    hosts: Sequence[str] = (),
+    current_host: str | None = None,
+    base: str | os.PathLike[str] | None = None,
+    downloads: str | os.PathLike[str] | None = None,
+    model_url: str | None = None,
+    output_url: str | None = None,
+    checkpoint_url: str | None = None,
+    stop_s: float = STOP_S,
+    strict: bool = False,
+    **connection: Any,
+) -> RunResult:
+    """Run a program as a SageMaker training job, with its channels as files, pipes or mounts.
+
+    Args:
+        program: The program and its arguments, ``["python", "train.py", "--epochs", "3"]``; a text that ends with ``.py`` is
+            run by this Python.
+        inputs: URL of each channel by its name, also with options as on the command line (``"s3://b/train/,seed=7"``); one URL
+            for the channel ``training``; or ``InputChannel`` records.
+        input_mode: Mode of channels that name none: ``"File"``, ``"Pipe"`` or ``"FastFile"``.
+        hyperparameters: Hyperparameters by name.
+        environment: Further variables for the program.
+        hosts: Names of all hosts; empty takes them from the launcher: SLURM, torchrun or Open MPI.
+        current_host: Name of this host; goes together with `hosts`.
+        base: Base directory; None takes ``SAGEMAKER_BASE_DIR``, or makes a private one that is removed at the end.
+        downloads: Directory that keeps what File mode downloads for later runs; None keeps nothing.
+        model_url: Where the model goes: a prefix, or one archive if it ends with ``.tar.gz``.
+        output_url: Where the output goes, in the same way.
+        checkpoint_url: Prefix to which checkpoints go while the program runs, and from which they come at the start.
+        stop_s: Seconds that the program has after a signal, before it is killed.
+        strict: Whether SageMaker's own limits hold, such as 20 channels.
+        **connection: Options of ``penstock.connect`` for all stores.
+
+    Returns:
+        How the program ended. A program that fails raises nothing here.
+
+    Raises:
+        ConfigError: An argument is not valid, or the program cannot be started.
+        PenstockError: A channel could not give the program its data, or results could not be stored.
+
+    Cost: a supervisor process of about 10 MB; a thread and a read-ahead for each pipe.
+    """
+    command = (sys.executable, program) if isinstance(program, str) and program.endswith(".py") else program
+    job = Job(
+        command=(command,) if isinstance(command, str) else tuple(command),
+        channels=tuple(_channels(inputs, input_mode)),
+        hyperparameters=hyperparameters or {},
+        environment=environment or {},
+        hosts=find_hosts(os.environ, names=hosts, current=current_host),
+        base=base_of(base),
+        downloads=None if downloads is None else Path(downloads),
+        model_url=model_url,
+        output_url=output_url,
+        checkpoint_url=checkpoint_url,
+        stop_s=stop_s,
+        strict=strict,
+    )
+    return run_job(job, connection=connection)
+
+
+def base_of(given: str | os.PathLike[str] | None) -> Path | None:
+    """Return the base directory that was asked for, also by the environment; None if none was."""
+    text = os.environ.get("SAGEMAKER_BASE_DIR") if given is None else os.fspath(given)
+    return Path(text) if text else None
+
+
+def _channels(inputs: Any, mode: str) -> Iterable[InputChannel]:
+    if isinstance(inputs, str | os.PathLike):
+        yield parse_channel(os.fspath(inputs), mode=mode)
+    elif hasattr(inputs, "items"):
+        for name, value in inputs.items():
+            yield value if isinstance(value, InputChannel) else parse_channel(f"{name}={os.fspath(value)}", mode=mode)
+    else:
+        for each in inputs:
+            yield each if isinstance(each, InputChannel) else parse_channel(each, mode=mode)
+
+
+def run_job(job: Job, *, connection: Mapping[str, Any], progress: RunProgress | None = None) -> RunResult:
+    """Run a job; see ``run``.
+
+    Args:
+        job: The job.
+        connection: Options of ``penstock.connect`` for all stores.
+        progress: Hears what the run is doing.
+
+    Raises:
+        PenstockError: A channel failed, the program could not be started, or results could not be stored.
+    """
+    with ExitStack() as stack:
+        base = stack.enter_context(BaseDirectory(job.base))
+        stores = stack.enter_context(RunStores(connection))
+        _write_configuration(job, base.layout)
+        uploader = None
+        if job.checkpoint_url is not None:
+            uploader = CheckpointUploader(base.layout.checkpoints, job.checkpoint_url, stores.open)
+        try:
+            exit_code = _run_program(job, base, stores, progress)
+        except BaseException:
+            if base.is_private and base.has_results:
+                logging.getLogger("penstock").warning("The results are in %s", base.layout.base)
+            raise
+        finally:
+            if uploader is not None:
+                uploader.close()
+        failure = _failure(base.layout)
+        stored = _store_results(job, base, stores)
+        if stored:
+            base.forget_results()
+        directory = base.layout.base if not base.is_private or base.has_results else None
+    return RunResult(exit_code=exit_code, failure=failure, directory=directory)
+
+
+def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: RunProgress | None) -> int:
+    """Run the program with its channels, and return its exit code.
+
+    Raises:
+        PenstockError: A channel failed, or the program could not be started.
+    """
+    layout = base.layout
+    with ExitStack() as stack:
+        channels: list[RunningChannel] = []
+        for channel in job.channels:
+            path = layout.data / channel.name
+            found = open_channel(
+                channel, stores.open, path=path, hosts=job.hosts, progress=progress, downloads=job.downloads
+            )
+            stack.callback(found.close)
+            channels.append(found)
+        if progress is not None:
+            progress.started()
+        program = stack.enter_context(
+            SupervisedProgram(
+                job.command,
+                environment=_variables(job, layout),
+                base=layout.base,
+                is_private=base.is_private,
+                stop_s=job.stop_s,
+                pass_fds=(base.lock_fd,),
+            )
+        )
+        return _wait(program, channels, Stopping(program, stop_s=job.stop_s), layout)
+
+
+def _wait(
+    program: SupervisedProgram, channels: Sequence[RunningChannel], stopping: Stopping, layout: ContainerLayout
+) -> int:
+    """Wait for the end of the program, and end it if a channel fails."""
+    failure: PenstockError | None = None
+    with stopping.forwarding():
+        while (code := program.wait_exit_code(CHECK_S)) is None:
+            stopping.check()
+            if failure is not None:
+                continue
+            try:
+                for channel in channels:
+                    channel.check()
+            except PenstockError as error:
+                failure = error
+                stopping.stop()
+    if failure is not None:
+        if not layout.failure.exists():
+            layout.failure.write_text(str(failure)[:FAILURE_CHARACTERS_MAX])
+        raise failure
+    return code
+
+
+def _write_configuration(job: Job, layout: ContainerLayout) -> None:
+    """Write the configuration files; the last one, which SageMaker does not have, records the seeds of all pipes."""
+    seeds = {
+        name: order.seed
+        for channel in job.channels
+        if channel.mode == "Pipe"
+        for name, order in zip(
+            channel.pipes(),
+            pipe_orders(channel, host_rank=job.hosts.rank, hosts_count=job.hosts.count),
+            strict=True,
+        )
+    }
+    for name, value in (
+        ("inputdataconfig", input_data_config(job.channels)),
+        ("resourceconfig", resource_config(job.hosts)),
+        ("hyperparameters", job.hyperparameter_texts),
+        ("penstock", {"pipe_seeds": seeds}),
+    ):
+        (layout.config / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _variables(job: Job, layout: ContainerLayout) -> dict[str, str]:
+    environment = Environment(
+        layout=layout,
+        channels=job.channels,
+        hyperparameters=job.hyperparameter_texts,
+        hosts=job.hosts,
+        command=job.command,
+        job_name=job.name,
+        cpus_count=cores_count(),
+        gpus_count=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+    return {**inherited, **variables(environment), **job.environment}
+
+
+def _failure(layout: ContainerLayout) -> str:
+    try:
+        with layout.failure.open(errors="replace") as file:
+            return file.read(FAILURE_CHARACTERS_MAX)
+    except OSError:
+        return ""
+
+
+def _store_results(job: Job, base: BaseDirectory, stores: RunStores) -> bool:
+    """Upload model and output. Returns whether nothing is left in the base directory that is nowhere else."""
+    layout = base.layout
+    all_stored = True
+    for folder, url in ((layout.model, job.model_url), (layout.output_data, job.output_url)):
+        if url is not None:
+            upload_folder(folder, url, stores.open)
+        else:
+            all_stored = all_stored and not any(path.is_file() for path in folder.rglob("*"))
+    if job.checkpoint_url is None:
+        all_stored = all_stored and not any(path.is_file() for path in layout.checkpoints.rglob("*"))
+    return all_stored
+
+
+class RunStores:
+    """The stores of a run, one for each URL. A context manager that closes them.
+
+    Args:
+        options: Options of ``penstock.connect``.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._stores: dict[str, Store] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def open(self, root_url: str) -> Store:
+        """Return the store at a URL; each call returns the same one."""
+        if root_url not in self._stores:
+            self._stores[root_url] = compose.connect(root_url, **self._options)
+        return self._stores[root_url]

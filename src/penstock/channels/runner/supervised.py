@@ -1,0 +1,130 @@
+"""The runner's side of the supervisor: it starts the program, passes signals to it, and learns how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SIGNAL_BASE = 128
+"""A program that a signal ended has this exit code plus the signal's number, as in a shell."""
+
+
+class SupervisedProgram:
+    """A program under a supervisor. A context manager: leaving it ends everything that the program has started.
+
+    It must be made in a thread that lives as long as the program, because the kernel ties them together.
+
+    Args:
+        command: The program and its arguments.
+        environment: All variables of the program.
+        base: Base directory of the run.
+        is_private: Whether the base directory is removed if the runner is killed.
+        stop_s: Seconds between SIGTERM and SIGKILL if the runner is killed.
+        pass_fds: Descriptors that the supervisor keeps open: the lock of the base directory.
+        cwd: Working directory of the program.
+
+    Raises:
+        ConfigError: There is no such program, or it cannot be executed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        base: Path,
+        is_private: bool,
+        stop_s: float,
+        pass_fds: Sequence[int] = (),
+        cwd: Path | None = None,
+    ) -> None:
+        self.command = list(command)
+        control_r, self._control_fd = os.pipe2(os.O_CLOEXEC)
+        self.status_fd, status_w = os.pipe2(os.O_CLOEXEC)
+        self._line = b""
+        settings = {
+            "command": self.command,
+            "control_fd": control_r,
+            "status_fd": status_w,
+            "stop_s": stop_s,
+            "base": str(base),
+            "is_private": is_private,
+        }
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), json.dumps(settings)],
+                env=dict(environment),
+                pass_fds=(control_r, status_w, *pass_fds),
+                cwd=cwd,
+            )
+        except BaseException:
+            os.close(self._control_fd)
+            os.close(self.status_fd)
+            raise
+        finally:
+            os.close(control_r)
+            os.close(status_w)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the program, but not to its children; nothing if it has ended."""
+        self._control(number)
+
+    def kill(self) -> None:
+        """End the program and everything that it has started, at once."""
+        self._control(0)
+
+    def wait_exit_code(self, wait_s_max: float) -> int | None:
+        """Wait for the end of the program, for a while; None if it still runs.
+
+        Raises:
+            ConfigError: The program could not be started.
+            PenstockError: The supervisor was killed.
+        """
+        poller = select.poll()
+        poller.register(self.status_fd, select.POLLIN)
+        if not poller.poll(max(0.0, wait_s_max) * 1000):
+            return None
+        self._line += os.read(self.status_fd, 64)
+        kind, _, number = self._line.decode().strip().partition(" ")
+        self._process.wait()
+        if kind == "exit":
+            return int(number)
+        if kind == "signal":
+            return SIGNAL_BASE + int(number)
+        if kind == "error":
+            hint = "is it on the PATH?" if int(number) == errno.ENOENT else "is it executable?"
+            raise ConfigError(f"cannot run {self.command[0]!r}: {os.strerror(int(number))}", hint=hint)
+        raise PenstockError(f"the supervisor of {self.command[0]!r} was killed, and the program with it")
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for its end; idempotent."""
+        if self._control_fd < 0:
+            return
+        self.kill()
+        self._process.wait()
+        os.close(self._control_fd)
+        os.close(self.status_fd)
+        self._control_fd = -1
+
+    def _control(self, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._control_fd, bytes([number]))

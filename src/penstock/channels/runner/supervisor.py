@@ -1,0 +1,206 @@
+"""A program that starts another one, adopts whatever that leaves, and ends all of it when its own parent is gone.
+
+It runs by ``python -I -S supervisor.py SETTINGS`` and imports the standard library only, so that it starts in milliseconds and
+holds little memory. SETTINGS is JSON: ``command``, ``control_fd``, ``status_fd``, ``stop_s``, ``base`` and ``is_private``.
+
+Control, a byte at a time: the number of a signal that the program gets, or 0 to end everything. The end of the control pipe
+means that the runner is gone. Status, one line: ``exit N``, ``signal N`` or ``error ERRNO``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MNT_DETACH = 2
+END_S_MAX = 10.0
+"""How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
+
+LOCK_NAME = ".penstock-lock"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Run the program of the settings in ``sys.argv[1]``."""
+    settings = json.loads(sys.argv[1])
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the program, which this process has to outlive
+    pid = start(settings)
+    if pid is not None:
+        supervise(settings, pid)
+
+
+def start(settings: dict[str, Any]) -> int | None:
+    """Start the program; None if it cannot be started, which the status says."""
+    failure_r, failure_w = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+                signal.SIGQUIT,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == parent:
+                os.execvp(settings["command"][0], settings["command"])
+        except OSError as error:
+            os.write(failure_w, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(failure_w)
+    failure = os.read(failure_r, 16)
+    os.close(failure_r)
+    if failure:
+        os.waitpid(pid, 0)
+        _report(settings, f"error {failure.decode()}")
+        return None
+    return pid
+
+
+def supervise(settings: dict[str, Any], pid: int) -> None:
+    """Wait for the end of the program or of the runner, and end what is left of it."""
+    control_fd, stop_s = settings["control_fd"], settings["stop_s"]
+    program_fd = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(control_fd, select.POLLIN)
+    poller.register(program_fd, select.POLLIN)
+    is_orphaned, deadline_s = False, None
+    while True:
+        wait_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1000
+        ready = {fd for fd, _ in poller.poll(wait_ms)}
+        if program_fd in ready:
+            break
+        if control_fd in ready:
+            data = os.read(control_fd, 64)
+            if not data:
+                is_orphaned, deadline_s = True, time.monotonic() + stop_s
+                poller.unregister(control_fd)
+                _send(program_fd, signal.SIGTERM)
+            for number in data:
+                if number:
+                    _send(program_fd, number)
+                else:
+                    deadline_s = 0.0
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            _send(program_fd, signal.SIGKILL)
+            deadline_s = time.monotonic() + END_S_MAX
+    _, status = os.waitpid(pid, 0)
+    end_children()
+    code = os.waitstatus_to_exitcode(status)
+    _report(settings, f"exit {code}" if code >= 0 else f"signal {-code}")
+    if is_orphaned:
+        clean(Path(settings["base"]), is_private=settings["is_private"])
+
+
+def _send(program_fd: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(program_fd, number)
+
+
+def _report(settings: dict[str, Any], line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the runner is gone
+        os.write(settings["status_fd"], line.encode() + b"\n")
+
+
+def end_children() -> None:
+    """Kill every process that this one has started or adopted, and their children, until there is none."""
+    deadline_s = time.monotonic() + END_S_MAX
+    while time.monotonic() < deadline_s:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.005)
+
+
+def _children() -> list[int]:
+    """Return the children of this process."""
+    found = []
+    me = os.getpid()
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - without pathlib's objects for each process
+        if entry.isdecimal():
+            try:
+                text = Path("/proc", entry, "stat").read_text(errors="replace")
+            except OSError:
+                continue
+            if int(text.rpartition(")")[2].split()[1]) == me:
+                found.append(int(entry))
+    return found
+
+
+def clean(base: Path, *, is_private: bool) -> None:
+    """Unmount what is mounted below a base directory and remove its FIFOs; a private one is removed, unless it has results.
+
+    Args:
+        base: The base directory.
+        is_private: Whether the run made it for itself.
+    """
+    unmount_below(base)
+    if not is_private:
+        data = base / "input" / "data"
+        for path in data.iterdir() if data.is_dir() else ():
+            if path.is_fifo():
+                path.unlink()
+        return
+    if has_results(base):
+        shutil.rmtree(base / "input", ignore_errors=True)
+        (base / LOCK_NAME).unlink(missing_ok=True)
+    elif not mounts_below(base):
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def has_results(base: Path) -> bool:
+    """Whether a program has left files that are nowhere else."""
+    folders = (base / "model", base / "output", base / "checkpoints")
+    found = (Path(path, name) for folder in folders for path, _, names in os.walk(folder) for name in names)
+    return any(path != base / "output" / "failure" for path in found)  # the failure is reported
+
+
+def mounts_below(base: Path) -> list[str]:
+    """Return the mount points below a directory, the deepest first."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        path = line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape")
+        path = os.fsdecode(path.encode("latin-1"))
+        if path.startswith(f"{base}/"):
+            found.append(path)
+    return sorted(found, key=len, reverse=True)
+
+
+def unmount_below(base: Path) -> None:
+    """Unmount everything below a directory, also what is busy or has lost its daemon."""
+    for path in mounts_below(base):
+        if _libc.umount2(os.fsencode(path), _MNT_DETACH) == 0:
+            continue
+        for program in ("fusermount3", "fusermount"):
+            if shutil.which(program):
+                subprocess.run([program, "-u", "-z", "--", path], check=False, stderr=subprocess.DEVNULL, timeout=10)
+                break
+
+
+if __name__ == "__main__":
+    main()

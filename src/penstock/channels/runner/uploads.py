@@ -1,0 +1,198 @@
+"""Results of a run: model, output and checkpoints go to their URLs, and checkpoints come back at a restart."""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock import compose
+from penstock.errors import BucketMissingError, PenstockError, StoreError
+from penstock.store.local import LocalStore
+from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, is_downloaded, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from penstock.store import Store
+    from penstock.types import ObjectInfo
+
+ARCHIVE_SUFFIX = ".tar.gz"
+SCAN_S = 5.0
+"""Seconds between two looks at the directory of the checkpoints."""
+
+
+class _Failures:
+    """Keeps the first failure of a transfer; see ``penstock.transfer.TransferListener``."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def moved(self, item: TransferItem) -> None:
+        """`item` was moved completely."""
+
+    def failed(self, item: TransferItem, error: Exception) -> None:
+        """`item` could not be moved; the others are tried nevertheless."""
+        del item
+        self._first = self._first or error
+
+    def progressed(self, size_bytes: int) -> None:
+        """This many more bytes arrived."""
+
+    def raise_first(self) -> None:
+        """Raise the first failure, if there is any."""
+        if self._first is not None:
+            raise self._first
+
+
+def upload_folder(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
+    """Upload what is in a directory: as one archive if the URL ends with ``.tar.gz``, otherwise file by file below the URL.
+
+    Returns:
+        The number of files.
+
+    Raises:
+        StoreError: A file could not be stored. An object appears completely or not at all.
+    """
+    if url.endswith(ARCHIVE_SUFFIX):
+        return _upload_archive(folder, url, connect)
+    with LocalStore(folder) as source:
+        infos = list(_files(source))
+        upload_files(source, infos, url, connect)
+    return len(infos)
+
+
+def upload_files(source: Store, infos: list[ObjectInfo], url: str, connect: Callable[[str], Store]) -> None:
+    """Upload files of a directory below a URL.
+
+    Raises:
+        StoreError: A file could not be stored.
+    """
+    root, prefix = compose.split(url if url.endswith("/") else f"{url}/")
+    failures = _Failures()
+    receiver = StoreReceiver(connect(root), failures)
+    try:
+        stream(source, (TransferItem(info, prefix + info.key, None) for info in infos), receiver, failures)
+        receiver.wait()
+    except BaseException:
+        receiver.cancel()
+        raise
+    failures.raise_first()
+
+
+def _files(source: Store) -> Iterator[ObjectInfo]:
+    try:
+        yield from source.list()
+    except BucketMissingError:  # the program has removed the directory
+        return
+
+
+def _upload_archive(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not names:
+        return 0
+    root, key = compose.split(url)
+    with connect(root).writer(key) as writer, tarfile.open(fileobj=writer, mode="w:gz") as archive:
+        for name in names:
+            archive.add(folder / name, arcname=name)
+    return len(names)
+
+
+class _Version(NamedTuple):
+    size_bytes: int
+    etag: str | None
+
+
+class CheckpointUploader:
+    """Uploads the files of a directory while a program writes them. A thread looks for changes; ``close`` uploads the rest.
+
+    A file is uploaded when two looks in a row have found it unchanged, so that half-written files are left alone. Files that
+    the program removes stay in the store.
+
+    Args:
+        folder: The directory.
+        url: URL of the prefix.
+        connect: Opens a store.
+        scan_s: Seconds between two looks.
+
+    Raises:
+        StoreError: The checkpoints of an earlier run cannot be brought back.
+    """
+
+    def __init__(self, folder: Path, url: str, connect: Callable[[str], Store], *, scan_s: float = SCAN_S) -> None:
+        self._folder = folder
+        self._url = url if url.endswith("/") else f"{url}/"
+        self._connect = connect
+        self._scan_s = scan_s
+        self._source = LocalStore(folder)
+        self._seen: dict[str, _Version] = {}
+        self._uploaded: dict[str, _Version] = {}
+        self.failure: PenstockError | None = None
+        """Why the last upload failed; it is tried again at every look, and None after one that succeeded."""
+        self._bring_back()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Upload what has changed since, and end.
+
+        Raises:
+            StoreError: A file could not be stored.
+        """
+        self._ended.set()
+        self._thread.join()
+        try:
+            self._upload(self._changed(settled=False))
+        finally:
+            self._source.close()
+
+    def _bring_back(self) -> None:
+        """Download the checkpoints of an earlier run."""
+        root, prefix = compose.split(self._url)
+        store = self._connect(root)
+        failures = _Failures()
+        try:
+            infos = list(store.list(prefix))
+        except BucketMissingError as error:
+            if "://" in self._url:
+                raise
+            del error  # a directory that the first upload makes
+            return
+        items = [
+            TransferItem(info, info.key[len(prefix) :], self._source.path(info.key[len(prefix) :]))
+            for info in infos
+            if not info.key.endswith("/")
+        ]
+        missing = [item for item in items if item.path is not None and not is_downloaded(item.path, item.info)]
+        stream(store, iter(missing), FileReceiver(failures), failures)
+        failures.raise_first()
+        self._uploaded = {info.key: _Version(info.size_bytes, info.etag) for info in _files(self._source)}
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._scan_s):
+            try:
+                self._upload(self._changed(settled=True))
+                self.failure = None
+            except PenstockError as error:
+                self.failure = error
+            except OSError as error:  # a file vanished while it was read
+                self.failure = StoreError(f"checkpoints: {error}")
+
+    def _changed(self, *, settled: bool) -> list[ObjectInfo]:
+        """Return the files that differ from what was uploaded; with `settled`, only those that do not change now."""
+        infos = list(_files(self._source))
+        now = {info.key: _Version(info.size_bytes, info.etag) for info in infos}
+        before, self._seen = self._seen, now
+        return [
+            info
+            for info in infos
+            if self._uploaded.get(info.key) != now[info.key] and (not settled or before.get(info.key) == now[info.key])
+        ]
+
+    def _upload(self, infos: list[ObjectInfo]) -> None:
+        if not infos:
+            return
+        upload_files(self._source, infos, self._url, self._connect)
+        self._uploaded |= {info.key: _Version(info.size_bytes, info.etag) for info in infos}

@@ -1,0 +1,171 @@
+"""``penstock run``: runs a program as a SageMaker training job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import ConnectionGroup, expand_groups
+from penstock.cli.output import one_line, print_message
+from penstock.cli.progress import ProgressReport
+from penstock.errors import ConfigError
+from penstock.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.channels import InputChannel
+
+
+@expand_groups
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program with its arguments, after --.")],
+    *,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--channel", "-c", metavar="[NAME=]URL[,OPTION=VALUE]...", help="An input channel; may be repeated."
+        ),
+    ] = None,
+    hyperparameter: Annotated[
+        list[str] | None,
+        typer.Option("--hyperparameter", metavar="NAME=VALUE", help="A hyperparameter; may be repeated."),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", metavar="MODE", help="Mode of channels that name none: file, pipe or fastfile.")
+    ] = "file",
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="FILE", help="JSON of a CreateTrainingJob request, or of its input channels."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="DIR",
+            help="Base directory, e.g. /opt/ml; default: SAGEMAKER_BASE_DIR, or a private one that is removed at the end.",
+        ),
+    ] = None,
+    downloads: Annotated[
+        str | None,
+        typer.Option("--downloads", metavar="DIR", help="Keep what File mode downloads there, for later runs."),
+    ] = None,
+    model_url: Annotated[
+        str | None,
+        typer.Option("--model-url", metavar="URL", help="Where the model goes; one archive if it ends with .tar.gz."),
+    ] = None,
+    output_url: Annotated[
+        str | None,
+        typer.Option("--output-url", metavar="URL", help="Where the output goes; one archive if it ends with .tar.gz."),
+    ] = None,
+    checkpoint_url: Annotated[
+        str | None,
+        typer.Option("--checkpoint-url", metavar="URL", help="Where checkpoints go and come from, while it runs."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", metavar="NAME,...", help="All hosts; default: from SLURM, torchrun or Open MPI."),
+    ] = None,
+    current_host: Annotated[str | None, typer.Option("--current-host", metavar="NAME", help="This host.")] = None,
+    stop_s: Annotated[
+        float, typer.Option("--stop-s", metavar="SECONDS", help="Time between SIGTERM and SIGKILL.")
+    ] = 120.0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Enforce SageMaker's own limits, such as 20 channels.")
+    ] = False,
+    connection: ConnectionGroup,
+) -> None:
+    """Run COMMAND as a SageMaker training job, with its channels as files, named pipes or mounts.
+
+    COMMAND finds the directories, configuration files and SM_* variables that SageMaker's containers have.
+
+    A channel is [NAME=]URL with options: mode=file|pipe|fastfile, type=S3Prefix|ManifestFile|AugmentedManifestFile,
+    attributes=A+B, distribution=FullyReplicated|ShardedByS3Key, compression=Gzip, wrapper=RecordIO, seed=N, content-type=T,
+    copies=N (N pipes with all data, each in its own order), split=N (N pipes that share the data). A URL without a name is
+    the channel "training". A directory of this machine is a channel, too.
+
+    SIGTERM, SIGINT and SIGHUP are passed on; 120 seconds later, the program and all that it started are killed. The exit code
+    is the program's, or 128 plus the number of the signal that ended it. Nothing stays mounted, running or half-written.
+
+    For example:
+
+        penstock run --channel train=s3://bucket/train/ --hyperparameter lr=0.1 -- python train.py
+        penstock run --mode pipe -c train=s3://bucket/train/,seed=7 -c val=s3://bucket/val/,mode=file -- python train.py
+        penstock run -c train=data/train --model-url s3://bucket/models/run-7/ -- python train.py
+        penstock run --job create-training-job.json --checkpoint-url s3://bucket/checkpoints/ -- python train.py
+        penstock run -c train=s3://bucket/train/,mode=pipe,copies=8 -- torchrun --nproc-per-node 8 train.py
+    """
+    from penstock.channels.environment.configuration import parse_hyperparameter
+    from penstock.channels.environment.hosts import find_hosts
+    from penstock.channels.inputs import parse_channel
+    from penstock.channels.runner.job import Job, fields_of_request
+    from penstock.channels.runner.running import base_of, run_job
+
+    fields: dict[str, Any] = {"channels": (), "hyperparameters": {}}
+    if job is not None:
+        fields |= fields_of_request(_read_json(Path(job)), mode=mode)
+    fields["channels"] += tuple(parse_channel(text, mode=mode) for text in channel or ())
+    fields["hyperparameters"] |= dict(parse_hyperparameter(text) for text in hyperparameter or ())
+    given = {"model_url": model_url, "output_url": output_url, "checkpoint_url": checkpoint_url}
+    fields |= {name: url for name, url in given.items() if url is not None}
+    what = Job(
+        command=tuple(command),
+        hosts=find_hosts(os.environ, names=hosts.split(",") if hosts else (), current=current_host),
+        base=base_of(base),
+        downloads=Path(downloads) if downloads else None,
+        stop_s=stop_s,
+        strict=strict,
+        **fields,
+    )
+    report = RunReport()
+    with report:
+        result = run_job(what, connection=connection.options(), progress=report)
+    if result.failure:
+        print_message(f"penstock: the program failed: {one_line(Exception(result.failure))}")
+    if base is None and result.directory is not None:
+        print_message(f"penstock: the results are in {result.directory}")
+    raise typer.Exit(result.exit_code)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error})") from error
+
+
+class RunReport(ProgressReport):
+    """Shows how far the downloads are, until the program starts; a ``RunProgress``."""
+
+    def __init__(self) -> None:
+        super().__init__(as_json=False)
+        self._count = self._arrived_count = self._bytes = self._arrived_bytes = 0
+
+    def columns(self) -> list[Any]:
+        """Return a spinner and the elapsed time."""
+        from rich.progress import SpinnerColumn, TimeElapsedColumn
+
+        return [SpinnerColumn(), TimeElapsedColumn()]
+
+    def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files of so many bytes are missing."""
+        del channel
+        self._count += count
+        self._bytes += size_bytes
+
+    def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        """So many files, and bytes, have arrived since the last call."""
+        self._arrived_count += count
+        self._arrived_bytes += size_bytes
+        if self.has_bar:
+            rate = format_bytes(self._arrived_bytes / max(self.seconds, 1e-9))
+            arrived = f"{self._arrived_count} of {self._count} files, {format_bytes(self._arrived_bytes)}"
+            self.update(description=f"{channel.name}: {arrived} of {format_bytes(self._bytes)}, {rate}/s")
+
+    def started(self) -> None:
+        """End the bar: the terminal is the program's now."""
+        self.end_bar()
+        sys.stderr.flush()

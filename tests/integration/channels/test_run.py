@@ -1,0 +1,346 @@
+"""``penstock run`` as a process: one training script in all modes on a real S3, signals, kills, results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.store import Store
+
+pytestmark = pytest.mark.server
+
+WAIT_S_MAX = 30
+
+TRAIN = textwrap.dedent("""
+    import hashlib, json, os, pathlib
+
+    config = json.loads(pathlib.Path(os.environ["SM_INPUT_CONFIG_DIR"], "inputdataconfig.json").read_text())
+
+    def epoch(channel, number):
+        path = pathlib.Path(os.environ["SM_CHANNEL_" + channel.upper()])
+        if config[channel]["TrainingInputMode"] == "Pipe":
+            return pathlib.Path(f"{path}_{number}").read_bytes()
+        return b"".join(each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file())
+
+    lines = [sorted(epoch("train", number).splitlines()) for number in range(3)]
+    assert lines[0] == lines[1] == lines[2]
+    weights = hashlib.sha256(b"".join(lines[0]) + epoch("val", 0)).hexdigest() + os.environ["SM_HP_LR"]
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "model.txt").write_text(weights)
+    pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "log.txt").write_text("fine")
+""")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from penstock.cli import main; main()", "run", *arguments]
+
+
+@pytest.fixture
+def environment(s3_endpoint: Any, tmp_path: Path) -> dict[str, str]:
+    """The variables of a run: the session's S3, and a directory of its own for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {
+        **kept,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "TMPDIR": str(tmp_path / "tmp"),
+        **s3_endpoint.environment,
+    }
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``penstock run`` to its end."""
+
+    def run_it(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        variables = environment | changes
+        return subprocess.run(
+            command(*arguments), env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run_it
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts ``penstock run`` with a Python program, and waits until that has printed ``ready``."""
+
+    def start_it(code: str, *arguments: str) -> subprocess.Popen[str]:
+        (tmp_path / "program.py").write_text(textwrap.dedent(code))
+        process = subprocess.Popen(
+            command(*arguments, "--", sys.executable, str(tmp_path / "program.py")),
+            env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()
+        return process
+
+    return start_it
+
+
+def fill(store: Store) -> None:
+    for number in range(50):
+        store.write(f"train/{number:03d}.txt", b"".join(b"sample %d of %d\n" % (k, number) for k in range(50)))
+    store.write("train/large.txt", b"one line of a large object\n" * (20 << 15))
+    store.write("val/only.txt", b"validation")
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_one_script_in_all_modes(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """An unchanged training script gives the same model whatever the modes are; nothing is left but what it stored."""
+    fill(s3_store)
+    (tmp_path / "train.py").write_text(TRAIN)
+    models = set()
+    for number, (train, val) in enumerate([("file", "file"), ("pipe", "file"), ("pipe", "pipe"), ("file", "pipe")]):
+        done = run(
+            "--channel", f"train=s3://{bucket}/train/,mode={train}", "--channel", f"val=s3://{bucket}/val/,mode={val}",
+            "--hyperparameter", "lr=0.1", "--model-url", f"s3://{bucket}/models/{number}/",
+            "--output-url", f"s3://{bucket}/out/{number}/output.tar.gz", "--", sys.executable, "train.py",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        models.add(bytes(s3_store.read(f"models/{number}/model.txt").data))
+        assert s3_store.stat(f"out/{number}/output.tar.gz").size_bytes > 50
+    assert len(models) == 1
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_a_directory_is_a_channel(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """The same script trains on directories of this machine, which it neither copies nor removes."""
+    for name, data in (("train/a", b"x\ny\n"), ("val/b", b"z")):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "train.py").write_text(TRAIN)
+    for mode in ("file", "pipe"):
+        done = run(
+            "--mode", mode, "-c", "train=data/train", "-c", "val=data/val", "--hyperparameter", "lr=1",
+            "--model-url", f"out/{mode}/", "--output-url", f"out/{mode}/", "--", sys.executable, "train.py",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/file/model.txt").read_text() == (tmp_path / "out/pipe/model.txt").read_text()
+    assert (tmp_path / "data/train/a").read_bytes() == b"x\ny\n"
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_results_without_a_url_are_kept(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """A model that goes nowhere stays on this machine, and a message says where; its input does not stay."""
+    code = "import os; open(os.environ['SM_MODEL_DIR'] + '/m', 'w').write('model')"
+    (tmp_path / "data").mkdir()
+    done = run("-c", "data", "--", sys.executable, "-c", code)
+    assert done.returncode == 0
+    folder = Path(done.stderr.strip().rpartition(" ")[2])
+    assert (folder / "model" / "m").read_text() == "model"
+    assert left_in(folder) == ["checkpoints", "code", "model", "output"]
+
+
+def test_exit_codes_and_the_failure_file(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """The exit code is the program's, a signal is 128 plus its number, and the failure file is reported, cut off."""
+    code = "import os; open(os.environ['SM_OUTPUT_FAILURE'], 'w').write('no luck ' * 500); raise SystemExit(7)"
+    done = run("--base", "base", "--", sys.executable, "-c", code)
+    assert done.returncode == 7
+    assert "no luck no luck" in done.stderr
+    assert len(done.stderr) < 1200
+    assert (tmp_path / "base" / "output" / "failure").stat().st_size == 4000
+    assert run("--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
+    missing = run("--", "no-such-program")
+    assert missing.returncode == 1
+    assert "cannot run 'no-such-program': No such file or directory" in missing.stderr
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_configuration_files(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """The three files are where the program looks for them, in the chosen base directory, which stays."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("a")
+    done = run(
+        "--base", "base", "-c", "x=data,content-type=text/csv", "-c", "y=data,mode=pipe,copies=2,seed=3",
+        "--hyperparameter", "a=1", "--hosts", "h2,h1", "--current-host", "h2", "--", "env",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    variables = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    config = Path(variables["SM_INPUT_CONFIG_DIR"])
+    assert config == tmp_path / "base" / "input" / "config"
+    assert json.loads((config / "inputdataconfig.json").read_text())["x"]["ContentType"] == "text/csv"
+    assert json.loads((config / "resourceconfig.json").read_text())["current_host"] == "h2"
+    assert json.loads((config / "hyperparameters.json").read_text()) == {"a": "1"}
+    seeds = json.loads((config / "penstock.json").read_text())["pipe_seeds"]
+    assert seeds == {"y-0": 5, "y-1": 6}  # each copy of each host has its own
+    assert variables["SM_CHANNEL_Y-1"] == str(tmp_path / "base" / "input" / "data" / "y-1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_reach_the_program(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    """A signal to the runner reaches the program, which may end as it likes; nothing is left."""
+    process = start(
+        f"""
+        import signal, sys
+        signal.signal({int(number)}, lambda *_: sys.exit(42))
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """
+    )
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 42, errors
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_a_program_that_does_not_end(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """A program that ignores SIGTERM is killed with its children when its time is over."""
+    process = start(
+        """
+        import os, signal, subprocess, sys
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open("pids", "w").write(f"{os.getpid()} {child.pid}")
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """,
+        "--stop-s", "0.5",
+    )  # fmt: skip
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 128 + 9
+    assert not any(is_running(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_children_end_with_the_program(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """What the program leaves running, even in a session of its own, ends with it."""
+    process = start(
+        """
+        import subprocess
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open("pids", "w").write(str(child.pid))
+        print("ready", flush=True)
+        """
+    )
+    process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 0
+    assert not is_running(int((tmp_path / "pids").read_text()))
+
+
+def test_the_runner_is_killed(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """If the runner is killed, the program, its children and the private directory go, too."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("a")
+    process = start(
+        """
+        import os, subprocess, time
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open("pids", "w").write(f"{os.getpid()} {child.pid}")
+        print("ready", flush=True)
+        time.sleep(1000)
+        """,
+        "-c", "train=data,mode=pipe",
+    )  # fmt: skip
+    assert len(left_in(tmp_path / "tmp")) == 1
+    process.kill()
+    process.communicate(timeout=WAIT_S_MAX)
+    wait_until(lambda: left_in(tmp_path / "tmp") == [])
+    wait_until(lambda: not any(is_running(int(pid)) for pid in (tmp_path / "pids").read_text().split()))
+
+
+def test_runner_and_supervisor_are_killed(
+    start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """If the supervisor is killed, too, the program ends, and the next run removes the directory."""
+    process = start(
+        """
+        import os, time
+        open("pids", "w").write(f"{os.getpid()} {os.getppid()}")
+        print("ready", flush=True)
+        time.sleep(1000)
+        """
+    )
+    program, supervisor = map(int, (tmp_path / "pids").read_text().split())
+    process.kill()
+    os.kill(supervisor, signal.SIGKILL)
+    process.communicate(timeout=WAIT_S_MAX)
+    wait_until(lambda: not is_running(program))
+    run("--", "true")
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_a_base_directory_is_for_one_run(
+    start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """A second run with the same base directory is refused while the first one lasts, and works afterwards."""
+    process = start("import signal; print('ready', flush=True); signal.pause()", "--base", "base")
+    refused = run("--base", "base", "--", "true")
+    assert refused.returncode == 1
+    assert "another run uses the base directory" in refused.stderr
+    process.terminate()
+    process.communicate(timeout=WAIT_S_MAX)
+    assert run("--base", "base", "--", "true").returncode == 0
+
+
+def test_a_channel_that_fails_ends_the_program(
+    start: Callable[..., subprocess.Popen[str]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """An object that is not there never looks like the end of the epoch: the run fails and names it."""
+    s3_store.write("train/0", b"x" * 1000)
+    s3_store.write("list.json", json.dumps([{"prefix": f"s3://{bucket}/train/"}, "0", "none"]).encode())
+    os.mkfifo(tmp_path / "go")
+    process = start(
+        """
+        import os
+        print("ready", flush=True)
+        open("go").read()
+        open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb").read()
+        open("ended", "w").close()
+        """,
+        "-c", f"train=s3://{bucket}/list.json,mode=pipe,type=ManifestFile",
+    )  # fmt: skip
+    (tmp_path / "go").write_text("")
+    _, errors = process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 1
+    assert f"s3://{bucket}/train/none" in errors
+    assert not (tmp_path / "ended").exists()
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_missing_data_is_said_before_the_start(
+    run: Callable[..., subprocess.CompletedProcess[str]], bucket: str, tmp_path: Path
+) -> None:
+    """A channel without an object fails before the program starts, in each mode."""
+    for mode in ("file", "pipe"):
+        done = run("-c", f"train=s3://{bucket}/none/,mode={mode}", "--", "touch", "started")
+        assert done.returncode == 1
+        assert "channel 'train' has no object" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert left_in(tmp_path / "tmp") == []
