@@ -94,8 +94,8 @@ class FollowingFiles(Protocol):
     def following(self, node: Node, count_max: int) -> Sequence[Node]:
         """Return the files that come after `node` in the listing of its directory, without the directories between them.
 
-        It is called on the session's thread and sends no request: there are fewer than `count_max`, or none, if the directory
-        ends there or what follows is not known now.
+        It may be called from any thread, returns soon and sends no request: there are fewer than `count_max`, or none, if the
+        directory ends there or what follows is not known now.
 
         Args:
             node: A file.
@@ -117,7 +117,10 @@ class DirectoryStream(Protocol):
 
 
 class FileHandles(Protocol):
-    """What makes open files; it owns the memory of all of them, within the process's byte budget."""
+    """What makes open files; it owns the memory of all of them, within the process's byte budget.
+
+    Its methods and those of the files may be called from any thread, and none of them waits.
+    """
 
     def open_file(self, node: Node) -> FileHandle:
         """Open a file, of the version that `node` has. This sends no request."""

@@ -1,1 +1,5 @@
-"""Open files: reads at any offset, read-ahead, and the version that each of them has pinned."""
+"""Open files of a mount. See README.md in this folder."""
+
+from penstock.mount.reading.files import StoreFiles
+
+__all__ = ["StoreFiles"]

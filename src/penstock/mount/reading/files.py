@@ -1,0 +1,209 @@
+"""Open files of a mount: which of them share an object, and which are requested before they are opened."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from penstock.cache import Cached
+from penstock.config import MIB
+from penstock.errors import ClosedError
+from penstock.fetch.positioned import FIRST_BYTES, WHOLE_BYTES_MAX, PositionedObject
+from penstock.fetch.positioned_reads import PositionedReads
+from penstock.mount.reading.walk import DirectoryWalk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from penstock.errors import PenstockError
+    from penstock.fetch import Budget
+    from penstock.mount.contracts import FollowingFiles, Node
+    from penstock.store.base import Store
+    from penstock.types import Key, ObjectInfo
+
+_WALKS_MAX = 64
+"""Directories that are gone through at the same time."""
+_AHEAD_BYTES_MAX = 64 * MIB
+"""Bytes of files that were requested before they are opened, or an eighth of the budget if that is less."""
+
+
+class StoreFiles:
+    """The open files of a store; see ``FileHandles``. All threads may use it.
+
+    Args:
+        store: The store.
+        order: The order of the files of a directory; None requests no file before it is opened.
+        budget: The budget that all bytes are charged to; None takes the store's.
+
+    Cost: No thread. Memory within the budget, and what reads wait for.
+    """
+
+    def __init__(self, store: Store, *, order: FollowingFiles | None = None, budget: Budget | None = None) -> None:
+        cached = store if isinstance(store, Cached) else None
+        self._budget = budget or store.budget
+        self._reads = PositionedReads(
+            store,
+            config=store.fetch_config,
+            budget=self._budget,
+            at_hand=cached.read_nowait if cached is not None else None,
+            fit_part=cached.config.whole_blocks if cached is not None else None,
+        )
+        self._order = order
+        self._shared: dict[Hashable, _SharedObject] = {}
+        self._ahead: OrderedDict[Key, tuple[Node, PositionedObject]] = OrderedDict()  # requested and not opened
+        self._ahead_bytes = 0
+        self._walks: OrderedDict[int, DirectoryWalk] = OrderedDict()  # by inode of the directory
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def open_file(self, node: Node) -> StoreFile:
+        """Open a file, of the version that `node` has; see ``FileHandles.open_file``.
+
+        Raises:
+            ClosedError: ``close()`` was called.
+        """
+        info = node.info
+        assert info is not None  # a file
+        version = _version_of(info)
+        outdated: PositionedObject | None = None
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the mount was closed")
+            shared = self._shared.get(version)
+            if shared is None:
+                found = self._take_ahead(info.key)
+                if found is not None and _version_of(found.info) != version:
+                    outdated, found = found, None
+                shared = self._shared[version] = _SharedObject(version, found or PositionedObject(self._reads, info))
+            shared.files_count += 1
+        if outdated is not None:
+            outdated.close()
+        return StoreFile(self, node, shared)
+
+    def close(self) -> None:
+        """Cancel what is in flight, and drop everything; idempotent."""
+        with self._lock:
+            self._closed = True
+            shared, self._shared = list(self._shared.values()), {}
+            ahead, self._ahead = list(self._ahead.values()), OrderedDict()
+            self._ahead_bytes = 0
+        for one in shared:
+            one.object.close()
+        for _, requested in ahead:
+            requested.close()
+
+    # ── for the files ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begun(self, node: Node, *, waits: bool) -> None:
+        """Request what is probably read next, after the first read of an open file."""
+        if self._order is None:
+            return
+        requested: list[PositionedObject] = []
+        dropped: list[PositionedObject] = []
+        with self._lock:
+            if self._closed:
+                return
+            walk = self._walks.get(node.parent)
+            if walk is None:
+                walk = self._walks[node.parent] = DirectoryWalk(self._order)
+                if len(self._walks) > _WALKS_MAX:
+                    self._walks.popitem(last=False)
+            self._walks.move_to_end(node.parent)
+            for following in walk.read(node, waits=waits):
+                self._open_ahead(following, requested)
+            for key in walk.take_given_up():
+                found = self._take_ahead(key)
+                if found is not None:
+                    dropped.append(found)
+            while self._ahead_bytes > min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8):
+                self._drop_oldest(dropped)
+        for one in requested:
+            one.request_beginning()
+        for one in dropped:
+            one.close()
+
+    def release(self, shared: _SharedObject) -> None:
+        """Close an object when the last file that uses it is closed."""
+        with self._lock:
+            shared.files_count -= 1
+            if shared.files_count:
+                return
+            self._shared.pop(shared.version, None)
+        shared.object.close()
+
+    def _open_ahead(self, node: Node, requested: list[PositionedObject]) -> None:
+        info = node.info
+        assert info is not None
+        if _version_of(info) not in self._shared and info.key not in self._ahead:
+            opened = PositionedObject(self._reads, info)
+            requested.append(opened)
+            self._ahead[info.key] = node, opened
+            self._ahead_bytes += _beginning_bytes(info)
+
+    def _take_ahead(self, key: Key) -> PositionedObject | None:
+        found = self._ahead.pop(key, None)
+        if found is None:
+            return None
+        self._ahead_bytes -= _beginning_bytes(found[1].info)
+        return found[1]
+
+    def _drop_oldest(self, dropped: list[PositionedObject]) -> None:
+        _, (node, requested) = self._ahead.popitem(last=False)
+        self._ahead_bytes -= _beginning_bytes(requested.info)
+        dropped.append(requested)
+        walk = self._walks.get(node.parent)
+        if walk is not None:
+            walk.dropped(node)
+
+
+class _SharedObject:
+    """An object that open files share, because the kernel may send the requests of one program to any of them."""
+
+    __slots__ = ("files_count", "object", "version")
+
+    def __init__(self, version: Hashable, opened: PositionedObject) -> None:
+        self.version = version
+        self.object = opened
+        self.files_count = 0
+
+
+class StoreFile:
+    """One open file of a store; see ``FileHandle``. ``StoreFiles.open_file`` makes it."""
+
+    __slots__ = ("_files", "_is_new", "_node", "_shared")
+
+    def __init__(self, files: StoreFiles, node: Node, shared: _SharedObject) -> None:
+        self._files = files
+        self._node = node
+        self._shared: _SharedObject | None = shared
+        self._is_new = True
+
+    def read(
+        self, offset: int, length_bytes: int, then: Callable[[Sequence[memoryview] | PenstockError], None]
+    ) -> None:
+        """Read bytes; see ``FileHandle.read``."""
+        shared = self._shared
+        if shared is None:
+            then(ClosedError("the file was closed"))
+            return
+        shared.object.read(offset, length_bytes, then, reader=self)
+        if self._is_new:
+            self._is_new = False
+            self._files.begun(self._node, waits=shared.object.is_waiting)
+
+    def close(self) -> None:
+        """Drop what is held, and cancel what is in flight; idempotent."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.object.abandon(self)
+            self._files.release(shared)
+
+
+def _version_of(info: ObjectInfo) -> Hashable:
+    """Return what is equal for two files that may share an object: the same version of the same key."""
+    return info.key, info.size_bytes, info.etag or info.last_modified_s
+
+
+def _beginning_bytes(info: ObjectInfo) -> int:
+    return info.size_bytes if info.size_bytes <= WHOLE_BYTES_MAX else FIRST_BYTES

@@ -1,0 +1,140 @@
+"""Which files a program that goes through a directory reads next.
+
+``cp -r``, ``tar`` and most training scripts read the files of a directory in the order of its listing. With one round trip for
+each file, 16 threads behind 30 ms get 533 files a second. A ``DirectoryWalk`` notices the order, and says which files to
+request before they are asked for: the more, the longer the order has held, and only while the program has to wait.
+
+A program that reads in another order soon reads a file that was not among the next ones. Then the walk begins anew, and what
+was requested for nothing counts against it, so a directory that is read at random is soon left alone.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.mount.contracts import FollowingFiles, Node
+    from penstock.types import Key
+
+NEAR_COUNT = 64
+"""Files of one directory that several threads may read out of order."""
+_SCORE_MIN = 3
+"""Files in order before the next ones are requested."""
+DEPTH_MAX = 256
+"""Files to request ahead: 8 000 a second behind 30 ms."""
+_KNOWN_COUNT = 64
+_WASTED_MIN = 16
+_WASTED_SHARE = 8
+"""One file in 8, and 16 besides, may have been requested for nothing; with more the directory is left alone."""
+
+
+class DirectoryWalk:
+    """The files of one directory that are expected next.
+
+    Args:
+        order: The order of the files of a directory.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_expected",
+        "_given_up",
+        "_has_more",
+        "_last",
+        "_order",
+        "_requested",
+        "_score",
+        "_used_count",
+        "_wasted_count",
+    )
+
+    def __init__(self, order: FollowingFiles) -> None:
+        self._order = order
+        self._expected: dict[str, Node] = {}  # by key, in the order of the listing
+        self._requested: set[str] = set()  # those of them that were requested
+        self._given_up: list[str] = []
+        self._last: Node | None = None  # what was expected reaches to this one
+        self._has_more = True  # as far as is known
+        self._score = 0
+        self._depth = 0
+        self._used_count = 0
+        self._wasted_count = 0
+
+    def read(self, node: Node, *, waits: bool) -> list[Node]:
+        """Note that a file is read, and return those that should be requested now.
+
+        Args:
+            node: The file.
+            waits: Whether the program has to wait for it.
+        """
+        if key_of(node) not in self._expected:
+            self._restart(node)
+        else:
+            self._advance(node)
+        if self._score < _SCORE_MIN or self._wasted_count > _WASTED_MIN + self._used_count // _WASTED_SHARE:
+            return []
+        if waits:
+            self._depth = min(DEPTH_MAX, max(4, 2 * self._depth), 2 * self._score)
+        return self._next()
+
+    def dropped(self, node: Node) -> None:
+        """Note that a file was requested for nothing, because its memory was needed."""
+        if key_of(node) in self._requested:
+            self._wasted_count += 1
+            self._requested.discard(key_of(node))
+
+    def take_given_up(self) -> list[str]:
+        """Return the keys of files that were requested for nothing since the last call, because the walk began anew."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    def _restart(self, node: Node) -> None:
+        self._expected.clear()
+        self._given_up += self._requested
+        self._wasted_count += len(self._requested)
+        self._requested.clear()
+        self._last = node
+        self._score = self._depth = 0
+        self._expect(_KNOWN_COUNT)
+
+    def _advance(self, node: Node) -> None:
+        """Take a file out of those that are expected; one that was far away means that those before it are not read."""
+        if key_of(node) not in islice(self._expected, NEAR_COUNT):
+            self._restart(node)
+            return
+        self._score += 1
+        del self._expected[key_of(node)]
+        if key_of(node) in self._requested:
+            self._requested.discard(key_of(node))
+            self._used_count += 1
+        if len(self._expected) < NEAR_COUNT + (self._depth if self._has_more else 0):
+            self._expect(_KNOWN_COUNT + self._depth)
+
+    def _expect(self, count: int) -> None:
+        if self._last is None:
+            return
+        following = self._order.following(self._last, count)
+        for node in following:
+            self._expected[key_of(node)] = node
+        self._has_more = bool(following)
+        if following:
+            self._last = following[-1]
+
+    def _next(self) -> list[Node]:
+        chosen: list[Node] = []
+        if len(self._requested) > self._depth // 2:
+            return chosen  # a few at a time
+        for key, node in islice(self._expected.items(), NEAR_COUNT + self._depth):
+            if len(self._requested) >= self._depth:
+                break
+            if key not in self._requested:
+                self._requested.add(key)
+                chosen.append(node)
+        return chosen
+
+
+def key_of(node: Node) -> Key:
+    """Return the key of a file."""
+    assert node.info is not None
+    return node.info.key
