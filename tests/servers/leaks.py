@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SETTLE_S_MAX = 5.0
-"""How long threads that were told to end may take; waiting ends as soon as nothing is left."""
+"""How long threads and processes that were told to end may take; waiting ends as soon as nothing is left."""
 
 
 def threads() -> set[str]:
@@ -34,6 +34,20 @@ def children() -> set[str]:
     """Child processes."""
     pids = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
     return {f"child process {pid}" for pid in pids}
+
+
+def has_ended(process_id: int) -> bool:
+    """Whether a process, which need not be a child of this one, ends within ``SETTLE_S_MAX``."""
+    deadline_s = time.monotonic() + SETTLE_S_MAX
+    while time.monotonic() < deadline_s:
+        try:
+            state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        threading.Event().wait(0.01)
+    return False
 
 
 @contextmanager

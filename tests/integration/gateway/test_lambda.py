@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.gateway.config import LambdaConfig
 from penstock.gateway.objects import S3Error
 from servers.lambda_endpoint import endpoint
+from servers.leaks import has_ended
 
 pytestmark = pytest.mark.server
 
@@ -328,6 +329,35 @@ def test_a_cancelled_run_leaves_nothing(
         (tmp_path / "t").mkdir()
         asyncio.run(run())
     assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_a_process_that_ends_is_noticed_with_all_that_it_started(
+    handler: Callable[..., LambdaConfig], tmp_path: Path
+) -> None:
+    """A child that holds the handler's socket neither delays the error nor outlives the handler."""
+    source = """
+        import os, time
+        from pathlib import Path
+        def lambda_handler(event, context):
+            child = os.fork()
+            if child == 0:
+                time.sleep(1000)
+            Path(event["configuration"]["payload"]).write_text(str(child))
+            os._exit(7)
+    """
+
+    async def run() -> None:
+        async with endpoint() as server:
+            note = tmp_path / "child"
+            transform = server.transform(handler(source, payload=str(note), time_s_max=600.0))
+            await transform.start()
+            with pytest.raises(S3Error, match="process ended: 7"):
+                async with asyncio.timeout(30):
+                    await server.run(transform)
+            await transform.close()
+            assert has_ended(int(note.read_text()))
+
+    asyncio.run(run())
 
 
 def test_calls_share_the_workers(handler: Callable[..., LambdaConfig]) -> None:

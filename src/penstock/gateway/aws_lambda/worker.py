@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB, MIB
 from penstock.gateway.objects import S3Error
+from penstock.gateway.processes.group import ProcessGroup
 from penstock.redaction import printable, public_text
 
 if TYPE_CHECKING:
@@ -209,7 +211,8 @@ class HandlerWorker:
         self.is_alive = False
         self._settings = settings
         self._temporary = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self._group: ProcessGroup | None = None
+        self._socket: socket.socket | None = None
         self._output: HandlerOutput | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -281,17 +284,17 @@ class HandlerWorker:
     def kill(self) -> None:
         """Kill the process and everything that it started; idempotent."""
         self.is_alive = False
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
 
     async def close(self) -> None:
         """Kill the process, and release what it held; idempotent."""
         self.kill()
         if self._streams is not None:
             self._streams[1].close()
-        if self._process is not None:
-            await self._process.wait()
+        if self._group is not None:
+            await self._group.wait_exit()
+            self._group.release()
         if self._output is not None:
             self._output.close()
         if self._temporary:
@@ -307,9 +310,12 @@ class HandlerWorker:
             ours.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=ours, limit=FRAME_BYTES_MAX)
             self._streams = reader, writer
-            self._process = await asyncio.create_subprocess_exec(
-                *(settings.python, "-c", _RUN_FILE, str(BOOTSTRAP), str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
+            self._socket = ours
+            self._group = ProcessGroup(
+                [settings.python, "-c", _RUN_FILE, str(BOOTSTRAP), str(theirs.fileno())],
+                on_exit=self._end_answers,
+                folder=self._temporary,
+                stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
                 cwd=settings.config.code_dir,
@@ -320,6 +326,12 @@ class HandlerWorker:
         finally:
             theirs.close()
             os.close(writing)
+
+    def _end_answers(self) -> None:
+        """Let reading end after what the process has sent; a process that it forked may still hold the other end."""
+        assert self._socket is not None, "_spawn() comes first"
+        with contextlib.suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RD)
 
     async def _exchange(self, message: Mapping[str, object]) -> dict[str, Any]:
         assert self._streams is not None, "start() comes first"
@@ -343,9 +355,10 @@ class HandlerWorker:
 
     async def _last_words(self) -> str:
         """Return how the process ended."""
-        if self._process is None:
+        if self._group is None:
             return "The handler's process ended."
-        code = await self._process.wait()
+        await self._group.wait_exit()
+        code = self._group.exit_code()
         if self._output is not None and self._output.is_flooded:
             return f"The handler printed more than {OUTPUT_BYTES_MAX} bytes."
         return (

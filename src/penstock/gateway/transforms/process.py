@@ -17,6 +17,7 @@ from urllib.request import getproxies_environment
 
 from penstock.config import KIB, MIB
 from penstock.errors import PenstockError, WorkerDiedError
+from penstock.gateway.processes.group import ProcessGroup
 from penstock.gateway.transforms.messages import (
     CONTROL_BYTES_MAX,
     HEAD,
@@ -83,7 +84,6 @@ class TransformProcess:
     Attributes:
         is_clean: Whether it waits for a call.
         calls_count: Number of calls that it has got.
-        exited: Is set when the process has ended.
     """
 
     def __init__(self, options: ProcessOptions) -> None:
@@ -91,7 +91,6 @@ class TransformProcess:
         self._loop = asyncio.get_running_loop()
         self.is_clean = False
         self.calls_count = 0
-        self.exited = asyncio.Event()
         self._head = bytearray(HEAD.size)
         self._head_length = 0
         self._rest_bytes = 0  # bytes of the current frame that have not been received
@@ -101,7 +100,7 @@ class TransformProcess:
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._process = self._popen(theirs.fileno(), output_write)
+            self._group = self._started(theirs.fileno(), output_write)
         except BaseException:
             ours.close()
             os.close(output_read)
@@ -111,13 +110,12 @@ class TransformProcess:
             os.close(output_write)
         ours.setblocking(False)
         self._socket = ours
-        self._pid_fd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._pid_fd, self._note_exit)
-        self._log = ProcessLog(output_read, name=options.name, process_id=self._process.pid)
+        self._log = ProcessLog(output_read, name=options.name, process_id=self.process_id)
 
-    def _popen(self, descriptor: int, output: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _started(self, descriptor: int, output: int) -> ProcessGroup:
+        return ProcessGroup(
             [sys.executable, "-m", "penstock.gateway.transforms.worker", str(descriptor), str(_parent())],
+            on_exit=self._wake_waiter,
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -129,7 +127,12 @@ class TransformProcess:
     @property
     def process_id(self) -> int:
         """Id of the process."""
-        return self._process.pid
+        return self._group.process_id
+
+    @property
+    def exited(self) -> asyncio.Event:
+        """Is set when the process has ended."""
+        return self._group.exited
 
     def fileno(self) -> int:
         """Descriptor of the socket; while no call runs, it becomes readable if the process dies."""
@@ -211,9 +214,7 @@ class TransformProcess:
 
     def cancel(self) -> None:
         """Tell the worker that the result is not wanted any more. It answers with an ERROR, or ends the call before that."""
-        if self._pid_fd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGUSR1)
+        self._group.signal(signal.SIGUSR1)
 
     async def settle(self) -> bool:
         """Cancel the call whose task was cancelled, and wait a little for its end. Returns whether another call can follow."""
@@ -303,9 +304,7 @@ class TransformProcess:
             if self._socket.fileno() >= 0:  # otherwise kill() has done it, and the number may mean another file
                 self._loop.remove_reader(self._socket.fileno())
 
-    def _note_exit(self) -> None:
-        self._loop.remove_reader(self._pid_fd)
-        self.exited.set()
+    def _wake_waiter(self) -> None:
         if self._waiter is not None:
             _wake(self._waiter)
 
@@ -319,62 +318,40 @@ class TransformProcess:
 
     async def _death(self) -> WorkerDiedError:
         """Return the error for a process that has closed its end."""
-        try:
-            async with asyncio.timeout(CLOSE_S_MAX):
-                await self.exited.wait()
-        except TimeoutError:
-            return WorkerDiedError(f"the worker process {self._process.pid} closed its socket")
-        code = self._exit_code()
+        group = self._group
+        await group.wait_exit(CLOSE_S_MAX)
+        if not group.exited.is_set():
+            return WorkerDiedError(f"the worker process {group.process_id} closed its socket")
+        code = group.exit_code()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit status {code}"
         return WorkerDiedError(
-            f"the worker process {self._process.pid} {how}", process_id=self._process.pid, exit_code=code
+            f"the worker process {group.process_id} {how}", process_id=group.process_id, exit_code=code
         )
-
-    def _exit_code(self) -> int:
-        """Return the exit status of the ended process, or the negative number of a signal, and leave its number in use."""
-        if self._process.returncode is not None:
-            return self._process.returncode
-        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     async def close(self) -> None:
         """End the process: by itself if it waits for a call, otherwise by SIGKILL, with all processes that it started."""
-        if self._pid_fd < 0:
+        if self._group.is_released:
             return
         try:
             if self.is_clean:
                 self.is_clean = False
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
-                await self._wait_end(CLOSE_S_MAX)
-            self._signal_all()
-            await self._wait_end(CLOSE_S_MAX)  # freeing many gigabytes takes a while
+                await self._group.wait_exit(CLOSE_S_MAX)
+            self._group.kill()
+            await self._group.wait_exit(CLOSE_S_MAX)  # freeing many gigabytes takes a while
         finally:
             self.kill()
 
-    async def _wait_end(self, time_s_max: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(time_s_max):
-                await self.exited.wait()
-
-    def _signal_all(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still this process's
-
     def kill(self) -> None:
         """Kill the process and all that it started, and release everything; idempotent."""
-        if self._pid_fd < 0:
+        if self._group.is_released:
             return
         self.is_clean = False
-        self._signal_all()
-        self._process.wait()
-        self._note_exit()
+        self._group.release()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._log.close()
-        os.close(self._pid_fd)
-        self._pid_fd = -1
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
