@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from penstock.gateway.authentication import OpenAuthenticator
+from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.http import Front
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock.gateway.http import AccessRecord
-    from penstock.gateway.objects import Authenticator, Bucket, Caller
+    from penstock.gateway.objects import Authenticator, Bucket, BucketAtHand, Caller
 
 
 class FixedBuckets:
@@ -29,6 +30,11 @@ class FixedBuckets:
     async def get(self, name: str, caller: Caller) -> Bucket | None:
         """Return a bucket."""
         return self._buckets.get(name)
+
+    def at_hand(self, name: str) -> BucketAtHand | None:
+        """Return a bucket of a store."""
+        found = self._buckets.get(name)
+        return found if isinstance(found, UpstreamBucket) else None
 
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return all buckets."""

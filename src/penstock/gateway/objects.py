@@ -255,6 +255,26 @@ class Bucket(Protocol):
         """Release what the bucket holds; idempotent."""
 
 
+class ObjectAtHand(Protocol):
+    """One version of an object that a bucket knows without asking anybody.
+
+    Attributes:
+        head: Description of the object, with its size.
+    """
+
+    head: ObjectHead
+
+    def read_nowait(self, span: ByteRange) -> memoryview | None:
+        """Return the bytes of a range inside the object: uint8[span]; None if that would wait, or if they are too many."""
+
+
+class BucketAtHand(Protocol):
+    """A bucket that may know objects, and have their bytes in memory. Its methods never wait."""
+
+    def known(self, key: str) -> ObjectAtHand | None:
+        """Return the object of a key that ``Bucket.open`` would open without asking the store; None for any other."""
+
+
 class BucketTable(Protocol):
     """The buckets and access points of a gateway. All methods run on the event loop.
 
@@ -263,6 +283,9 @@ class BucketTable(Protocol):
 
     async def get(self, name: str, caller: Caller) -> Bucket | None:
         """Return the bucket or access point of a name; None if there is none."""
+
+    def at_hand(self, name: str) -> BucketAtHand | None:
+        """Return what the bucket that ``get`` would return has at hand; None if it has nothing, or if only ``get`` can tell."""
 
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return what the caller may use, in the order of the names."""

@@ -11,7 +11,7 @@ from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
 from penstock.gateway.buckets.mapped import MappedResult
 from penstock.gateway.buckets.renaming import KeyRenaming
 from penstock.gateway.buckets.source import BucketSource, source_request
-from penstock.gateway.buckets.upstream import etag_of
+from penstock.gateway.buckets.store_heads import etag_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.gateway.results.identity import ResultIdentity, ResultName
 from penstock.gateway.results.open_result import OpenResult

@@ -7,29 +7,29 @@ part, and one call on a thread for each part of a longer one. While a client tak
 from __future__ import annotations
 
 import asyncio
-import mimetypes
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
-from penstock.cache.metadata import kept_headers
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, ProtocolError, SpanError
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
+from penstock.gateway.buckets.believed_objects import AT_ONCE_BYTES_MAX, BelievedObjects
 from penstock.gateway.buckets.requests import not_implemented
+from penstock.gateway.buckets.store_heads import object_head
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
 from penstock.gateway.buckets.subresources import default_setting, setting_named
-from penstock.gateway.objects import ObjectHead, S3Error
+from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from penstock.fetch.budget import Budget
+    from penstock.gateway.buckets.believed_objects import BelievedObject
     from penstock.gateway.buckets.writes import Writes
-    from penstock.gateway.objects import Answer, GatewayRequest, RequestBody
+    from penstock.gateway.objects import Answer, GatewayRequest, ObjectHead, RequestBody
     from penstock.store.base import Store
     from penstock.types import Buffer, Chunk, Key, ListPage, ObjectInfo, Page
 
@@ -41,21 +41,9 @@ _FIRST_SHARES = 256
 """The beginning of an object takes at most this part of the free budget: 800 clients get 1 MiB or more of 2 GiB."""
 _FIRST_BYTES_MIN = 128 << 10
 """What it takes if less than that is free."""
-_AT_ONCE_BYTES_MAX = 1 << 20
-"""The most bytes that are read on the event loop's thread, from the page cache: 0.1 ms."""
 _PIECE_BYTES = 1 << 20
 """Bytes that are read and sent together from the page cache. 256 and 512 KiB cost as much CPU time per byte."""
 _THREADS_COUNT_MAX = 64
-_HEADS_COUNT_MAX = 4096
-_SHOWN_NAMES = {
-    b"cache-control": "Cache-Control",
-    b"content-disposition": "Content-Disposition",
-    b"content-encoding": "Content-Encoding",
-    b"content-language": "Content-Language",
-    b"content-type": "Content-Type",
-    b"expires": "Expires",
-}
-_DEFAULT_TYPE = "binary/octet-stream"
 
 
 class UpstreamBucket:
@@ -79,7 +67,7 @@ class UpstreamBucket:
         self.created_s = created_s
         self._writes = writes
         self._cached = store if isinstance(store, Cached) else None
-        self._heads: dict[Key, tuple[ObjectInfo, ObjectHead]] = {}  # of records that the cache returns again and again
+        self._known = BelievedObjects(store)
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
 
@@ -144,33 +132,24 @@ class UpstreamBucket:
             first.cancel()
             raise
 
-    def _open_at_hand(self, key: str, hint: ByteRange | None) -> UpstreamObject | None:
+    def known(self, key: Key) -> BelievedObject | None:
+        """Return an object that the cache knows; see ``BucketAtHand.known``."""
+        return self._known.get(key)
+
+    def _open_at_hand(self, key: Key, hint: ByteRange | None) -> UpstreamObject | None:
         """Return an object that the cache knows, with its bytes if they are few; None if the store is needed."""
-        cached = self._cached
-        info = cached.stat_nowait(key) if cached is not None else None
-        if cached is None or info is None or not (info.headers or not self.store.keeps_headers):
+        known = self._known.get(key)
+        if known is None:
             return None
+        info = known.info
         span = ByteRange(0, info.size_bytes) if hint is None else hint
         if span.start >= info.size_bytes:
-            return UpstreamObject(self, info, None)
+            return UpstreamObject(self, info, None, head=known.head)
         span = span.within(info.size_bytes)
-        if span.length_bytes > _AT_ONCE_BYTES_MAX:
-            return UpstreamObject(self, info, None, head=self._known_head(info))
-        body = cached.read_nowait(info, span)
-        if body is None:
-            return None
-        return UpstreamObject(self, info, CompleteRead(span, body), head=self._known_head(info))
-
-    def _known_head(self, info: ObjectInfo) -> ObjectHead:
-        """Return the head of an object; it is made only once for each record that the cache returns."""
-        known = self._heads.get(info.key)
-        if known is not None and known[0] is info:
-            return known[1]
-        if len(self._heads) >= _HEADS_COUNT_MAX:
-            self._heads.clear()
-        head = object_head(info)
-        self._heads[info.key] = info, head
-        return head
+        if span.length_bytes > AT_ONCE_BYTES_MAX:
+            return UpstreamObject(self, info, None, head=known.head)
+        body = known.read_nowait(span)
+        return None if body is None else UpstreamObject(self, info, CompleteRead(span, body), head=known.head)
 
     async def _with_headers(self, info: ObjectInfo) -> ObjectInfo:
         """Return an object with its headers. Only if it was known from a listing alone, that costs a request."""
@@ -344,38 +323,3 @@ class UpstreamObject:
         first, self._first = self._first, None
         if first is not None:
             first.cancel()
-
-
-def object_head(info: ObjectInfo) -> ObjectHead:
-    """Return the head of an object of a store."""
-    headers = {
-        _SHOWN_NAMES.get(name) or name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
-        for name, value in kept_headers(info.headers).items()
-    }
-    if "Content-Type" not in headers:
-        headers["Content-Type"] = content_type_of(info.key)
-    return ObjectHead(
-        key=info.key,
-        size_bytes=info.size_bytes,
-        etag=etag_of(info),
-        last_modified_s=info.last_modified_s or 0.0,
-        headers=headers,
-    )
-
-
-def etag_of(info: ObjectInfo) -> str:
-    """Return the ETag of an object; if its store has none, one of size and time."""
-    if info.etag is not None:
-        return info.etag
-    return f'"{info.size_bytes:x}-{int((info.last_modified_s or 0) * 1e6):x}"'
-
-
-def content_type_of(key: str) -> str:
-    """Return the type that the suffix of a key stands for."""
-    _, dot, suffix = key.rpartition("/")[2].rpartition(".")
-    return _type_of_suffix(suffix.lower()) if dot else _DEFAULT_TYPE
-
-
-@lru_cache(maxsize=1024)
-def _type_of_suffix(suffix: str) -> str:
-    return mimetypes.guess_type(f"x.{suffix}")[0] or _DEFAULT_TYPE

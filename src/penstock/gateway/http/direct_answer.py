@@ -54,22 +54,17 @@ class DirectAnswer(web.StreamResponse):
 
     def _made_head(self, headers: Mapping[str, str], length_bytes: int | None) -> bytes:
         version, status = self._request.version, self.status
-        lines = [f"HTTP/{version.major}.{version.minor} {status} {_REASONS.get(status, 'Unknown')}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        lines.append(f"Date: {_date(int(time.time()))}")
+        lines = [f"HTTP/{version.major}.{version.minor} {status_text(status)}\r\n{header_lines(headers)}"]
+        lines.append(f"Date: {date_now()}\r\n")
         if self._is_chunked:
-            lines.append("Transfer-Encoding: chunked")
+            lines.append("Transfer-Encoding: chunked\r\n")
         elif length_bytes is not None and status not in _WITHOUT_LENGTH:
-            lines.append(f"Content-Length: {length_bytes}")
+            lines.append(f"Content-Length: {length_bytes}\r\n")
         if not self._stays_open:
-            lines.append("Connection: close")
+            lines.append("Connection: close\r\n")
         elif version < HttpVersion11:
-            lines.append("Connection: keep-alive")
-        text = "\r\n".join(lines)
-        breaks_count = len(lines) - 1
-        if text.count("\r") != breaks_count or text.count("\n") != breaks_count or "\0" in text:
-            raise ValueError("a header contains a line break or a NUL")
-        return f"{text}\r\n\r\n".encode("utf-8", "surrogateescape")
+            lines.append("Connection: keep-alive\r\n")
+        return as_sent("".join([*lines, "\r\n"]))
 
     @property
     def keep_alive(self) -> bool | None:
@@ -117,6 +112,33 @@ class DirectAnswer(web.StreamResponse):
         transport.writelines(pieces)
 
 
+def status_text(status: int) -> str:
+    """Return a status with its phrase, as the first line of an answer has it."""
+    return f"{status} {_REASONS.get(status, 'Unknown')}"
+
+
+def header_lines(headers: Mapping[str, str]) -> str:
+    """Return headers as lines, each with its line break.
+
+    Raises:
+        ValueError: A header contains a line break or a NUL.
+    """
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\r") != len(headers) or text.count("\n") != len(headers) or "\0" in text:
+        raise ValueError("a header contains a line break or a NUL")
+    return text
+
+
+def date_now() -> str:
+    """Return the value of ``Date`` for an answer that begins now."""
+    return _date(int(time.time()))
+
+
 @lru_cache(maxsize=4)
 def _date(now_s: int) -> str:
     return http_date(now_s)
+
+
+def as_sent(head: str) -> bytes:
+    """Return the head of an answer in bytes; surrogates become the bytes that they stand for."""
+    return head.encode("utf-8", "surrogateescape")

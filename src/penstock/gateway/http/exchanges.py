@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from multidict import CIMultiDict
 
@@ -16,6 +16,7 @@ from penstock.gateway.http.direct_answer import DirectAnswer
 from penstock.gateway.http.documents import XML_TYPE, error_document
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping
 
     from aiohttp.web import BaseRequest
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 HOST_ID = secrets.token_urlsafe(32)
 """ID of this process in answers (``x-amz-id-2``), by which its operators find the right log."""
-_SERVER_NAME = "penstock"
+SERVER_HEADERS = {"x-amz-id-2": HOST_ID, "Server": "penstock"}
+"""Headers of every answer of this process."""
 _numbers = random.Random(
     secrets.randbits(256)
 )  # IDs of requests are not secret, and this avoids a system call for each
@@ -34,8 +36,32 @@ CLIENT_GONE = 499
 """Status in the log of a request whose client left before the answer had begun."""
 
 
-class ClientExchange:
-    """One request and its answer.
+class ClientRequest(Protocol):
+    """What a log tells of a request, and its connection. aiohttp's requests are such, and ``PlainRequest``."""
+
+    @property
+    def method(self) -> str:
+        """HTTP method."""
+
+    @property
+    def raw_path(self) -> str:
+        """Target of the request line, as it was sent."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers; looking one up ignores case."""
+
+    @property
+    def remote(self) -> str | None:
+        """Address of the client."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The connection; None if it was closed."""
+
+
+class WatchedExchange:
+    """One request and its answer, as the sweeper, the log and the status page see it.
 
     Args:
         request: The request.
@@ -50,8 +76,7 @@ class ClientExchange:
         sent_bytes: Bytes of the body that were given to the connection.
         received_bytes: Bytes of the request's body that have arrived.
         waits_for_client: Whether the answer goes on only when the client sends or takes bytes.
-        response: The answer, once it has begun.
-        more_headers: Headers of every answer to this request, e.g. those of CORS.
+        status: Status of the answer; 499 if none has begun.
         is_broken: Whether the connection was broken off.
     """
 
@@ -61,17 +86,16 @@ class ClientExchange:
         "bucket",
         "is_broken",
         "key",
-        "more_headers",
         "received_bytes",
         "request",
         "request_id",
-        "response",
         "sent_bytes",
         "started_s",
+        "status",
         "waits_for_client",
     )
 
-    def __init__(self, request: BaseRequest) -> None:
+    def __init__(self, request: ClientRequest) -> None:
         self.request = request
         self.request_id = f"{_numbers.getrandbits(64):016X}"
         self.started_s = time.time()
@@ -79,8 +103,7 @@ class ClientExchange:
         self.access_key = self.bucket = self.key = ""
         self.sent_bytes = self.received_bytes = 0
         self.waits_for_client = self.is_broken = False
-        self.response: DirectAnswer | None = None
-        self.more_headers: Mapping[str, str] = {}
+        self.status = CLIENT_GONE
 
     @property
     def elapsed_s(self) -> float:
@@ -88,9 +111,9 @@ class ClientExchange:
         return time.monotonic() - self._began_s
 
     @property
-    def status(self) -> int:
-        """Status of the answer; 499 if none has begun."""
-        return self.response.status if self.response is not None else CLIENT_GONE
+    def has_begun(self) -> bool:
+        """Whether the answer has begun."""
+        return self.status != CLIENT_GONE
 
     def progress_bytes(self) -> int:
         """Return the bytes of both bodies that have passed the connection so far."""
@@ -98,7 +121,31 @@ class ClientExchange:
         waiting_bytes = transport.get_write_buffer_size() if transport is not None else 0
         return self.sent_bytes + self.received_bytes - waiting_bytes
 
-    # ── answering ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def break_off(self) -> None:
+        """Reset the connection, so that the client cannot take what it has for the whole answer."""
+        self.is_broken = True
+        break_off(self.request.transport)
+
+
+class ClientExchange(WatchedExchange):
+    """One request and its answer, for the code that sends it.
+
+    Args:
+        request: The request.
+
+    Attributes:
+        response: The answer, once it has begun.
+        more_headers: Headers of every answer to this request, e.g. those of CORS.
+    """
+
+    __slots__ = ("more_headers", "response")
+
+    request: BaseRequest
+
+    def __init__(self, request: BaseRequest) -> None:
+        super().__init__(request)
+        self.response: DirectAnswer | None = None
+        self.more_headers: Mapping[str, str] = {}
 
     def begin(self, status: int, headers: Mapping[str, str], *, length_bytes: int | None) -> None:
         """Begin the answer. Its head is sent together with the first bytes of the body.
@@ -110,10 +157,10 @@ class ClientExchange:
         """
         found = headers if isinstance(headers, CIMultiDict) else CIMultiDict(headers)
         found["x-amz-request-id"] = self.request_id
-        found["x-amz-id-2"] = HOST_ID
-        found["Server"] = _SERVER_NAME
+        found.update(SERVER_HEADERS)
         if self.more_headers:
             found.update(self.more_headers)
+        self.status = status
         self.response = DirectAnswer(self.request, status=status, headers=found, length_bytes=length_bytes)
 
     async def write(self, piece: Buffer) -> None:
@@ -155,11 +202,6 @@ class ClientExchange:
             details=error.details,
         )
         await self.answer(error.status, headers, body)
-
-    def break_off(self) -> None:
-        """Reset the connection, so that the client cannot take what it has for the whole answer."""
-        self.is_broken = True
-        break_off(self.request.transport)
 
 
 def break_off(transport: object) -> None:

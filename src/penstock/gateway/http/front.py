@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +13,6 @@ from multidict import CIMultiDict
 
 from penstock.errors import PenstockError
 from penstock.gateway.config import GatewayLimits
-from penstock.gateway.http.access_log import AccessRecord
 from penstock.gateway.http.addressing import (
     find_address,
     parse_query,
@@ -23,14 +21,16 @@ from penstock.gateway.http.addressing import (
     split_target,
     take_headers,
 )
+from penstock.gateway.http.at_hand import AnswersAtHand
 from penstock.gateway.http.bodies import LazyBody
 from penstock.gateway.http.connections import ClientConnection, ConnectionPool, Sweeper
 from penstock.gateway.http.cors import cors_headers, preflight_headers, refuse_foreign_pages
 from penstock.gateway.http.documents import XML_TYPE, error_document
-from penstock.gateway.http.exchanges import HOST_ID, ClientExchange
+from penstock.gateway.http.exchanges import HOST_ID, SERVER_HEADERS, ClientExchange
+from penstock.gateway.http.records import RequestRecords
 from penstock.gateway.http.refusals import as_s3_error
 from penstock.gateway.http.service import METHODS, Service, method_not_allowed
-from penstock.gateway.metrics import LabelledName, Metrics
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import GatewayRequest, RequestHead, S3Error
 from penstock.redaction import public_key
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.http.access_log import AccessLog
     from penstock.gateway.http.addressing import Address, Target
+    from penstock.gateway.http.exchanges import WatchedExchange
     from penstock.gateway.objects import Authenticator, BucketTable, VerifiedRequest
 
     Route = Callable[[BaseRequest], Awaitable[StreamResponse]]
@@ -86,11 +87,15 @@ class Front:
         self.metrics = metrics or Metrics()
         self._authenticator = authenticator
         self._service = Service(buckets, authenticator, region=region)
-        self._log = log
+        self._records = RequestRecords(self.metrics, log)
         self._routes = dict(extra_routes or {})
+        self._prefixes = tuple(path for path in self._routes if path.endswith("/"))
         self._domains = (domain.lower(), _LOOPBACK_DOMAIN) if domain else (_LOOPBACK_DOMAIN,)
         self._cors_origins = cors_origins
         self._sweeper = Sweeper(self.limits)
+        self._at_hand = AnswersAtHand(
+            buckets, authenticator, domains=self._domains, is_route=lambda path: self._route(path) is not None
+        )
         self._pool: ConnectionPool | None = None
         self._servers: list[asyncio.Server] = []
 
@@ -105,7 +110,14 @@ class Front:
         """
         loop = asyncio.get_running_loop()
         if self._pool is None:
-            self._pool = ConnectionPool(self.handle, refusal=self._refuse_malformed, limits=self.limits)
+            self._pool = ConnectionPool(
+                self.handle,
+                refusal=self._refuse_malformed,
+                limits=self.limits,
+                at_hand=self._at_hand,
+                sweeper=self._sweeper,
+                records=self._records,
+            )
             self._sweeper.start()
         for bound in sockets:
             server = await loop.create_server(
@@ -133,7 +145,7 @@ class Front:
         return len(self._sweeper.active)
 
     @property
-    def exchanges(self) -> tuple[ClientExchange, ...]:
+    def exchanges(self) -> tuple[WatchedExchange, ...]:
         """Requests that are being answered."""
         return tuple(self._sweeper.active)
 
@@ -197,15 +209,16 @@ class Front:
             exchange.break_off()
         finally:
             self._sweeper.active.discard(exchange)
-            self._note(exchange, code, is_complete=is_complete)
+            self._records.note(exchange, code, is_complete=is_complete)
+            if isinstance(connection, ClientConnection):
+                connection.answer_ended()
         return exchange.response or web.StreamResponse(status=499)
 
     def _route(self, raw_path: str) -> Route | None:
         path, _ = path_and_query(raw_path)
-        if (route := self._routes.get(path)) is not None:
+        if (route := self._routes.get(path)) is not None or not path.startswith(self._prefixes):
             return route
-        prefixes = [prefix for prefix in self._routes if prefix.endswith("/") and path.startswith(prefix)]
-        return self._routes[max(prefixes, key=len)] if prefixes else None
+        return self._routes[max(filter(path.startswith, self._prefixes), key=len)]
 
     async def _answer(self, exchange: ClientExchange) -> None:
         request = exchange.request
@@ -281,48 +294,6 @@ class Front:
         self.metrics.add("penstock_gateway_malformed_total")
         return _refusal(request, status)
 
-    def _note(self, exchange: ClientExchange, code: str, *, is_complete: bool) -> None:
-        request, status = exchange.request, exchange.status
-        seconds = exchange.elapsed_s
-        metrics = self.metrics
-        counter, histogram = _names_of(request.method, status)
-        metrics.counters[counter] += 1
-        metrics.counters[_SENT_BYTES] += exchange.sent_bytes
-        metrics.histograms[histogram].add(seconds)
-        if self._log is not None:
-            self._log(
-                AccessRecord(
-                    time_s=exchange.started_s,
-                    remote=request.remote or "",
-                    access_key=exchange.access_key,
-                    method=request.method,
-                    bucket=exchange.bucket,
-                    key=exchange.key,
-                    query=public_query(path_and_query(request.raw_path)[1]),
-                    status=status,
-                    code=code,
-                    sent_bytes=exchange.sent_bytes,
-                    received_bytes=exchange.received_bytes,
-                    seconds=seconds,
-                    complete=is_complete,
-                    request_id=exchange.request_id,
-                    user_agent=request.headers.get("User-Agent", ""),
-                )
-            )
-
-
-_SENT_BYTES: Final[LabelledName] = ("penstock_gateway_sent_bytes_total", ())
-
-
-@lru_cache(maxsize=1024)
-def _names_of(method: str, status: int) -> tuple[LabelledName, LabelledName]:
-    """Return the names of the counter and of the histogram of requests."""
-    known = method if method in METHODS or method == "OPTIONS" else "other"
-    return (
-        ("penstock_gateway_requests_total", (("method", known), ("status", str(status)))),
-        ("penstock_gateway_request_seconds", (("method", known),)),
-    )
-
 
 def _joined(request: BaseRequest) -> Mapping[str, str]:
     """Return the headers of a request, repeated ones joined with commas; looking one up ignores case."""
@@ -376,7 +347,6 @@ def _refusal(request: BaseRequest, status: int) -> StreamResponse:
     headers = {
         "Content-Type": XML_TYPE,
         "x-amz-request-id": exchange.request_id,
-        "x-amz-id-2": HOST_ID,
-        "Server": "penstock",
+        **SERVER_HEADERS,
     }
     return web.Response(status=status, headers=headers, body=body)

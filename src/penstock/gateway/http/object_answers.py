@@ -190,26 +190,45 @@ def _headers(
     *,
     is_whole: bool = True,
 ) -> CIMultiDict[str]:
-    with_checksums = is_whole and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
     described = tuple(head.headers.items())
-    headers = _described(described, with_checksums=with_checksums).copy()
-    headers["ETag"] = head.etag
-    headers["Last-Modified"] = http_date(head.last_modified_s)
+    with_checksums = is_whole and wants_checksums(request.headers)
+    headers = version_headers(described, head.etag, head.last_modified_s, with_checksums=with_checksums).copy()
     if span is not None:
         assert head.size_bytes is not None
-        headers["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{head.size_bytes}"
+        headers["Content-Range"] = content_range(span, head.size_bytes)
     if overrides:
         headers.update(overrides)
     return headers
 
 
-@lru_cache(maxsize=1024)
-def _described(described: tuple[tuple[str, str], ...], *, with_checksums: bool) -> CIMultiDict[str]:
-    """Return the headers that an object has, without those of its version; the caller must not change them."""
+def wants_checksums(headers: Mapping[str, str]) -> bool:
+    """Whether a request asks for the checksums of the object; they are sent only with the whole of it."""
+    return headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+
+
+def content_range(span: ByteRange, size_bytes: int) -> str:
+    """Return the value of ``Content-Range`` for a range of an object."""
+    return f"bytes {span.start}-{span.end - 1}/{size_bytes}"
+
+
+@lru_cache(maxsize=4096)
+def version_headers(
+    described: tuple[tuple[str, str], ...], etag: str, last_modified_s: float, *, with_checksums: bool
+) -> CIMultiDict[str]:
+    """Return the headers that every answer with this version of an object has; the caller must not change them.
+
+    Args:
+        described: Headers of the object, as in ``ObjectHead.headers``.
+        etag: ETag with its quotes.
+        last_modified_s: Time of the last change, in seconds since 1970.
+        with_checksums: Whether to include the object's checksums.
+    """
     headers = CIMultiDict({"ETag": "", "Last-Modified": "", "Accept-Ranges": "bytes", "Content-Type": _DEFAULT_TYPE})
     headers.update(
         {name: value for name, value in described if with_checksums or not name.lower().startswith(_CHECKSUM_PREFIX)}
     )
+    headers["ETag"] = etag
+    headers["Last-Modified"] = http_date(last_modified_s)
     return headers
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.gateway.objects import Bucket, BucketTable, Caller
+    from penstock.gateway.objects import Bucket, BucketAtHand, BucketTable, Caller
 
 
 class AccessPointTable:
@@ -30,6 +31,11 @@ class AccessPointTable:
         if found is None and self._others is not None:
             return await self._others.get(name, caller)
         return found
+
+    def at_hand(self, name: str) -> BucketAtHand | None:
+        """Return an access point that serves a store's objects as they are."""
+        found = self._access_points.get(name)
+        return found if isinstance(found, UpstreamBucket) else None
 
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return all buckets, in the order of their names."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
 from penstock.gateway.buckets.directory.records import StoredRecord, records_in
 from penstock.gateway.buckets.directory.staging import StagingArea, bucket_missing, make_below
-from penstock.gateway.buckets.upstream import content_type_of
+from penstock.gateway.buckets.store_heads import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.store.local import sync_directory
 from penstock.store.tree import info_of

@@ -91,6 +91,9 @@ class DirectoryBuckets:
         self._buckets.pop(name, None)
         return None
 
+    def at_hand(self, name: str) -> None:
+        """Return None: a folder may have gone, and only the file system can tell."""
+
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return all buckets, in the order of their names."""
         with s3_errors():
