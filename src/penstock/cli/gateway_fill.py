@@ -60,6 +60,9 @@ def fill(
             "--caller", metavar="KEY_ID", help="The access key of the requests, if a handler's answer depends on it."
         ),
     ] = "",
+    index: Annotated[
+        bool, typer.Option("--index", help="Make the index of all results too, for random access by a Loader.")
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", metavar="N", help="Transform processes, or tasks on Ray; default: one per processor."),
@@ -82,6 +85,7 @@ def fill(
 
         penstock gateway fill --config gateway.toml train --source "**/*.tar"
         penstock gateway fill --upstream s3://bucket/train/ --transform tar2tfrecord --results s3://bucket/derived/
+        penstock gateway fill --config gateway.toml train --index
         penstock gateway fill --config gateway.toml --executor ray --address auto
     """
     from penstock.gateway.filling.job import fill_job
@@ -96,6 +100,7 @@ def fill(
         executor=executor,  # type: ignore[arg-type]
         address=address,
         jobs=jobs,
+        has_index=index,
     )
     with FillReport(as_json=as_json) as report:
         run(job, options, report)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from loading import counted
+from loading import shard as packed
 from penstock.cli.app import run
 from servers.gateway import WAIT_S, Gateway, wait_until
 
@@ -111,6 +113,38 @@ def test_what_is_chosen(folder: Path) -> None:
     assert set(outcomes(named).items()) == {(key, "copied") for key in sources(folder) if key.startswith("deep/")}
 
 
+SHARDS = ("--upstream", "shards", "--name", "made", "--transform", "tar2tfrecord", *RESULTS)
+INDEXED = 'penstock_gateway_result_runs_total{access_point="made/index",outcome="ok"}'
+
+
+def test_a_gateway_finds_the_index_that_was_made(folder: Path) -> None:
+    """With --index, a gateway with an empty cache serves the index of all results and of each, and makes nothing itself."""
+    (folder / "shards" / "deep").mkdir(parents=True)
+    for name in ("one.tar", "deep/two.tar"):
+        (folder / "shards" / name).write_bytes(packed(counted(range(9))))
+    (folder / "shards" / "words.csv").write_text("a,b\n")
+    lines = outcomes(fill(folder, *SHARDS, "--source", "**/*.tar"))
+    assert set(lines.values()) == {"made"}
+    (folder / "shards" / "words.csv").unlink()
+    lines = outcomes(fill(folder, *SHARDS, "--index"))
+    assert lines == {"one.tar": "present", "deep/two.tar": "present", ".penstock/dataset.index": "made"}
+    assert outcomes(fill(folder, *SHARDS, "--index"))[".penstock/dataset.index"] == "present"
+    other = tuple("other:200MB" if each == HERE[1] else each for each in SHARDS)
+    started = Gateway(*other, "--port", "0", "--processes", "1", folder=folder)
+    try:
+        for key in ("dataset.index", "shards/one.tar.index", "shards/deep/two.tar.index"):
+            with urllib.request.urlopen(f"{started.url}/made/.penstock/{key}", timeout=WAIT_S) as answer:
+                assert answer.read()
+        assert (started.metric(RUNS), started.metric(INDEXED)) == (0, 0)
+    finally:
+        started.kill()
+
+
+def test_what_is_no_shard_has_no_index_to_make(folder: Path) -> None:
+    """Results that are not shards are made, and the index is left out."""
+    assert outcomes(fill(folder, *BASE, *HERE, "--index"))[".penstock/dataset.index"] == "left-out"
+
+
 def test_failures_do_not_stop_the_others(folder: Path) -> None:
     """Each failure is told with its key and the author's line; the exit code is 1, and the others are made."""
     (folder / "mine.py").write_text(
@@ -162,6 +196,9 @@ REFUSED = {
     "into": ([*BASE, "--into", "results"], "needs a bucket of results"),
     "no-cache": ([*BASE, "--cache", "none"], "results are made in the cache"),
     "both": ([*BASE, "--manifest", "x", "--source", "y"], "--manifest and --source cannot be combined"),
+    "index-of-some": ([*BASE, "--index", "--source", "y"], "--index describes all results"),
+    "index-on-ray": ([*BASE, "--index", "--executor", "ray"], "--index is made on one machine"),
+    "index-of-sources": ([*BASE, "--index", "--list-sizes", "source", "--processes", "1"], "serves no index"),
     "executor": ([*BASE, "--executor", "threads"], "must be processes or ray"),
 }
 

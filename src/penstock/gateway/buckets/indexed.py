@@ -122,7 +122,7 @@ class IndexedBucket:
         if not is_beside_shards(request.key):
             return await self._bucket.open(request, hint)
         wanted = _KEY.fullmatch(request.key)
-        if wanted is None or not self._serves_indexes or not self._bucket.keeps_results(request):
+        if wanted is None or not self.serves_indexes(request):
             raise ObjectMissingError(f"{self.name} has no object {request.key!r}", status=404)
         plain = _plain(request)
         if wanted["shard"] is not None:
@@ -141,6 +141,26 @@ class IndexedBucket:
             headers=_TYPE,
         )
         return OpenResult(shared, head, spools=True)
+
+    def serves_indexes(self, request: GatewayRequest) -> bool:
+        """Whether a request for an index is answered: the results are kept, and listings show their sizes."""
+        return self._serves_indexes and self._bucket.keeps_results(request)
+
+    async def shared_indexes(self, request: GatewayRequest, base: str = "") -> list[SharedResult]:
+        """Return the indexes of the results below a prefix, and at last that of the prefix, without beginning to make them.
+
+        Args:
+            request: A request with the query and the caller of those that will read them.
+            base: The prefix, which ends with a slash; empty for all results.
+
+        Raises:
+            ObjectMissingError: Nothing below the prefix has the name of a shard, or there is too much of it.
+
+        Cost: a listing of the results, which produces those whose sizes are not known.
+        """
+        plain = _plain(request)
+        found = [await self._shard_index(plain, base, info) for info in await self._listed(plain, base)]
+        return [*found, await self._dataset_index(plain, base)]
 
     async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
         """Return one page of the results; see ``Bucket.list_objects``."""

@@ -8,21 +8,22 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, ObjectMissingError, PenstockError
 from penstock.gateway.authentication.keys import AccessKey
 from penstock.gateway.filling.job import Filled
+from penstock.gateway.filling.keys import FillKey
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import Caller, GatewayRequest, S3Error
 from penstock.gateway.results.derived import was_copied
 from penstock.gateway.serving.assembly import Assembly
 from penstock.gateway.serving.control import WorkerOrder
+from penstock.index.place import DATASET_KEY, FOLDER
 from penstock.store.s3_requests import encoded_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from penstock.gateway.filling.job import FillJob
-    from penstock.gateway.filling.keys import FillKey
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
@@ -114,6 +115,41 @@ class ResultFiller:
             for _ in range(self._together_max * CHECKS_PER_RESULT):
                 tasks.create_task(work())
 
+    def check_indexes(self) -> None:
+        """Make sure that every access point serves indexes.
+
+        Raises:
+            ConfigError: One does not; the message says why.
+        """
+        for name, bucket in self._assembly.indexed.items():
+            if not bucket.serves_indexes(self._request(name, "")):
+                raise ConfigError(
+                    f"access point {name!r} serves no index, because its listings show the sizes of the sources",
+                    hint="list_sizes = 'transform'",
+                )
+
+    async def fill_index(self, name: str) -> Filled:
+        """Make the index of all results of an access point, and those of the results themselves.
+
+        Args:
+            name: Name of the access point, whose results exist.
+
+        Returns:
+            The outcome of the index of all results; left out if none of them is a shard.
+
+        Cost: a listing, and one pass over the bytes of the results that have no index yet.
+        """
+        source = FillKey(name, f"{FOLDER}{DATASET_KEY}", 0)
+        try:
+            *shards, dataset = await self._assembly.indexed[name].shared_indexes(self._request(name, ""))
+        except ObjectMissingError:
+            return Filled(source, "left-out")
+        try:
+            await self._ensure_all(source, shards)
+            return await self._ensure(source, dataset)
+        except (S3Error, PenstockError, OSError) as error:
+            return Filled(source, "failed", dataset.plan.name.etag, error=f"{type(error).__name__}: {error}")
+
     async def _fill(self, source: FillKey) -> Filled:
         bucket = self._assembly.transformed[source.point]
         key = bucket.result_key(source.key)
@@ -133,6 +169,20 @@ class ResultFiller:
             return Filled(source, "failed", etag, error=f"{type(error).__name__}: {error}")
         finally:
             del texts[request.request_id]
+
+    async def _ensure_all(self, source: FillKey, results: Iterable[SharedResult]) -> None:
+        rest = iter(results)
+
+        async def work() -> None:
+            for shared in rest:
+                await self._ensure(source, shared)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(self._together_max):
+                    tasks.create_task(work())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def _ensure(self, source: FillKey, shared: SharedResult) -> Filled:
         """Make sure that a result is kept in every place of the job."""

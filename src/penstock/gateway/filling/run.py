@@ -43,6 +43,7 @@ class FillOptions:
         executor: ``processes`` makes them on this machine; ``ray`` makes them on a cluster.
         address: Address of the Ray cluster; None uses the one that Ray finds, or starts one on this machine.
         jobs: Number of transform processes, or of tasks on the cluster at a time; None means one for each processor.
+        has_index: Whether the index of all results is made as well, for random access.
 
     Raises:
         ConfigError: An option is out of bounds, or cannot be combined with another one.
@@ -53,12 +54,20 @@ class FillOptions:
     executor: Literal["processes", "ray"] = "processes"
     address: str | None = None
     jobs: int | None = None
+    has_index: bool = False
 
     def __post_init__(self) -> None:
         if self.executor not in ("processes", "ray"):
             raise ConfigError(f"--executor {self.executor!r} must be processes or ray")
         if self.manifest and self.patterns:
             raise ConfigError("--manifest and --source cannot be combined")
+        if self.has_index and (self.manifest or self.patterns):
+            raise ConfigError("--index describes all results, and --source and --manifest make some of them")
+        if self.has_index and self.executor == "ray":
+            raise ConfigError(
+                "--index is made on one machine, and cannot be combined with --executor ray",
+                hint="fill on the cluster first, and then with --index on this machine, which finds the results",
+            )
         if self.jobs is not None:
             check_whole("jobs", self.jobs, 1)
         executor: Literal["threads", "ray"] = "ray" if self.executor == "ray" else "threads"
@@ -114,8 +123,8 @@ def _selected(job: FillJob, options: FillOptions, filler: ResultFiller) -> list[
     return list(manifest_keys(points[0], options.manifest))
 
 
-def _plan(keys: Sequence[FillKey], listener: FillListener) -> None:
-    listener.planned(len(keys), sum(each.size_bytes for each in keys))
+def _plan(keys: Sequence[FillKey], listener: FillListener, *, indexes_count: int = 0) -> None:
+    listener.planned(len(keys) + indexes_count, sum(each.size_bytes for each in keys))
 
 
 async def _fill_here(job: FillJob, options: FillOptions, listener: FillListener) -> None:
@@ -124,9 +133,14 @@ async def _fill_here(job: FillJob, options: FillOptions, listener: FillListener)
     filler = ResultFiller(job, together_max=2 * processes)  # one is stored while the next one is made
     try:
         await filler.start()
+        if options.has_index:
+            filler.check_indexes()
         keys = await asyncio.to_thread(_selected, job, options, filler)
-        _plan(keys, listener)
+        indexed = job.config.access_points if options.has_index else ()
+        _plan(keys, listener, indexes_count=len(indexed))
         await filler.fill(keys, listener.filled)
+        for point in indexed:
+            listener.filled(await filler.fill_index(point.name))
     finally:
         await filler.close()
 

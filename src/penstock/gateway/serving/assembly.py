@@ -51,6 +51,7 @@ class Assembly:
         transforms: The transforms by name of their access points.
         sources: The untransformed buckets by name of their access points.
         transformed: The buckets of results by name of their access points.
+        indexed: The same with the indexes of their results.
         results: The results that these buckets share; None if there is no transform.
     """
 
@@ -68,6 +69,7 @@ class Assembly:
         self.transforms: dict[str, Transform] = {}
         self.sources: dict[str, UpstreamBucket] = {}
         self.transformed: dict[str, TransformedBucket] = {}
+        self.indexed: dict[str, IndexedBucket] = {}
         self.results: Results | None = None
         self._started_s = time.time()  # stands for the time of creation, which upstreams do not tell
 
@@ -109,7 +111,7 @@ class Assembly:
                 point, source, transform=transform, results=results, links=links, created_s=self._started_s
             )
             self.transformed[point.name] = bucket
-            indexed = IndexedBucket(point, bucket, results=results)
+            indexed = self.indexed[point.name] = IndexedBucket(point, bucket, results=results)
             self._points[point.name] = _with_actions(point, indexed, source=source, transform=transform, links=links)
         await internal.start(sources)  # also those without a transform: a request may name a webhook for them
         await asyncio.gather(*(transform.start() for transform in self.transforms.values()))
