@@ -8,16 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.mount.fuse.mount_table import find_mount
-from penstock.mount.fuse.mounting import unmount
+from penstock.mount.fuse.mounting import remove_stale, unmount
 from servers.memory_file_system import content
 
 pytestmark = [
@@ -60,7 +63,12 @@ class ServedMount:
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a program in the mounted directory, with a time limit."""
         return subprocess.run(
-            command, cwd=self.directory, capture_output=True, text=True, timeout=TIME_S_MAX, env=ENVIRONMENT
+            ["sh", "-c", 'cd "$0" && exec "$@"', self.directory, *command],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIME_S_MAX,
+            env=ENVIRONMENT,
         )
 
     def close(self) -> None:
@@ -92,3 +100,231 @@ def test_names_attributes_and_bytes(served: ServedMount) -> None:
     digest = served.run("md5sum", "large.bin").stdout.split()[0]
     assert digest == hashlib.md5(content("large.bin", 20_000_003)).hexdigest()
     assert served.run("cat", "nothing").stderr == "cat: nothing: No such file or directory\n"
+
+
+def test_large_directory(served: ServedMount) -> None:
+    """A directory of thousands of entries is complete and in order, read with or without attributes."""
+    expected = [f"file-{number:05}" for number in range(5000)]
+    assert served.run("ls", "-U", "many").stdout.split() == expected
+    sizes = served.run("find", "many", "-type", "f", "-size", "-2", "-printf", "%f %s\n").stdout.splitlines()
+    assert sizes == [f"{name} {len(str(number))}" for number, name in enumerate(expected)]
+
+
+def test_reading_a_directory_replaces_lookups(served: ServedMount) -> None:
+    """Files of a directory that was read are opened without LOOKUP and GETATTR."""
+    served.run("ls", "-U", ".", "many")
+    before = served.tell("statistics")["requests"]
+    assert served.run("sh", "-c", "cat many/file-000??").stdout.startswith("012345678910")
+    after = served.tell("statistics")["requests"]
+    assert after["OPEN"] - before.get("OPEN", 0) == 100
+    assert [after.get(name, 0) - before.get(name, 0) for name in ("LOOKUP", "GETATTR")] == [0, 0]
+
+
+def test_extended_attributes(served: ServedMount) -> None:
+    """Names and values of extended attributes arrive, whatever room the program offers."""
+    script = """if True:
+        import errno, os
+        assert os.listxattr("small.txt") == ["user.etag"]
+        assert os.getxattr("small.txt", "user.etag").startswith(b"etag of ")
+        try:
+            os.getxattr("small.txt", "user.other")
+        except OSError as error:
+            assert error.errno == errno.ENODATA
+        print("done")
+    """
+    assert served.run(sys.executable, "-c", script).stdout == "done\n"
+
+
+def test_memory_maps_and_concurrent_readers(served: ServedMount) -> None:
+    """Threads that read at random offsets, directly and by a memory map, see the right bytes."""
+    script = """if True:
+        import mmap, os, random, sys
+        from concurrent.futures import ThreadPoolExecutor
+        from servers.memory_file_system import content
+        expected = content("large.bin", 20_000_003)
+        descriptor = os.open("large.bin", os.O_RDONLY)
+        mapped = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        def read(seed):
+            chance = random.Random(seed)
+            for _ in range(50):
+                start = chance.randrange(len(expected))
+                length = chance.randrange(1, 300_000)
+                assert os.pread(descriptor, length, start) == expected[start : start + length]
+                assert mapped[start : start + length] == expected[start : start + length]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(8)))
+        print("done")
+    """
+    ran = served.run(sys.executable, "-c", script)
+    assert ran.stdout == "done\n", ran.stderr
+
+
+def test_nothing_can_be_changed(served: ServedMount) -> None:
+    """Every attempt to change something ends with ``EROFS``."""
+    for command in (
+        ["touch", "new"],
+        ["rm", "empty"],
+        ["mkdir", "new"],
+        ["mv", "empty", "full"],
+        ["chmod", "0", "empty"],
+    ):
+        assert "Read-only file system" in served.run(*command).stderr, command
+
+
+def test_errors_of_the_file_system(served: ServedMount) -> None:
+    """An exception becomes its errno in the program and one traceback in the log; the session goes on."""
+    for _ in range(3):
+        assert served.run("cat", "raises").stderr == "cat: raises: Input/output error\n"
+    assert served.run("cat", "changed").stderr == "cat: changed: Stale file handle\n"
+    log = served.log.read_text()
+    assert log.count("RuntimeError: this file cannot be read") == 1
+    assert served.run("cat", "small.txt").returncode == 0
+
+
+def test_answers_from_other_threads(served: ServedMount) -> None:
+    """A reply may come late and from another thread; a second reply is refused, and logged once."""
+    for name in ("late", "twice", "twice"):
+        digest = served.run("md5sum", name).stdout.split()[0]
+        assert digest == hashlib.md5(content(name, 100_000)).hexdigest()
+    assert served.log.read_text().count("answered twice") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "signal_name"),
+    [("hangs", "KILL"), ("hangs", "TERM"), ("hangs-open", "KILL"), ("hangs-open", "TERM"), ("hangs-open", "QUIT")],
+)
+def test_a_killed_program_dies(served: ServedMount, name: str, signal_name: str) -> None:
+    """A program that waits for a reply which never comes ends at once when it is killed; a late reply does no harm."""
+    program = subprocess.Popen(["cat", served.directory / name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_until(lambda: served.tell("statistics")["held"] > 0)
+    program.send_signal(getattr(signal, f"SIG{signal_name}"))
+    assert program.wait(TIME_S_MAX) == -getattr(signal, f"SIG{signal_name}")
+    assert served.tell("answer")["answered"] > 0
+    assert served.run("cat", "small.txt").returncode == 0
+    assert served.tell("statistics")["waiting"] == 0
+
+
+@pytest.mark.parametrize("name", ["hangs", "hangs-open"])
+def test_a_signal_that_does_not_kill(served: ServedMount, name: str) -> None:
+    """A handled signal does not make a read fail; a fatal one that comes later still ends the program."""
+    script = """if True:
+        import signal, sys
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        sys.stdout.write(str(len(open(sys.argv[1], "rb", buffering=0).readall())))
+    """
+    command = [sys.executable, "-c", script, str(served.directory / name)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    _wait_until(lambda: served.tell("statistics")["held"] > 0 and _has_interrupts(served, name))
+    while first.poll() is None:
+        served.tell("answer")
+    assert first.communicate()[0] == "100000"
+    if name == "hangs-open":
+        second = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _wait_until(lambda: served.tell("statistics")["requests"]["INTERRUPT"] > 1)
+        second.kill()
+        assert second.wait(TIME_S_MAX) == -signal.SIGKILL
+
+
+def test_unmounting_while_files_are_open(served: ServedMount) -> None:
+    """After a lazy unmount, open files can still be read; the session ends when the last one is closed."""
+    with (served.directory / "large.bin").open("rb") as file:
+        assert served.tell("unmount") == {"mounted": False}
+        assert list(served.directory.iterdir()) == []
+        assert served.run("true").returncode == 0
+        digest = subprocess.run(
+            ["md5sum"], stdin=file, capture_output=True, text=True, timeout=TIME_S_MAX
+        ).stdout.split()[0]
+        assert digest == hashlib.md5(content("large.bin", 20_000_003)).hexdigest()
+        assert served.process.poll() is None
+    served.process.communicate(timeout=TIME_S_MAX)
+    assert served.process.returncode == 0
+
+
+def test_a_busy_mount_is_not_unmounted(served: ServedMount) -> None:
+    """Without ``is_lazy``, a mount that programs use stays, and the error says so."""
+    with (
+        (served.directory / "large.bin").open("rb"),
+        pytest.raises(ps.ConfigError, match=r"busy.*Hint: end the programs"),
+    ):
+        unmount(served.directory)
+    unmount(served.directory)
+    assert find_mount(str(served.directory)) is None
+
+
+def test_stop(served: ServedMount) -> None:
+    """Stopping ends the session though nobody unmounted: programs that wait fail, and so do later ones."""
+    program = subprocess.Popen(["cat", served.directory / "hangs"], stderr=subprocess.PIPE, text=True)
+    _wait_until(lambda: served.tell("statistics")["held"] > 0)
+    assert served.tell("stop") == {"alive": False, "closed": True}
+    assert "cat: " in program.communicate(timeout=TIME_S_MAX)[1]
+    assert served.tell("answer")["answered"] > 0
+    assert "not connected" in served.run("ls", ".").stderr
+
+
+def test_names_are_looked_up_anew(served: ServedMount) -> None:
+    """Names that the kernel remembers are forgotten on demand, where the kernel can do that."""
+    served.run("cat", "small.txt")
+    before = served.tell("statistics")["requests"].get("LOOKUP", 0)
+    if not served.tell("forget")["names"]:
+        pytest.skip("needs Linux 6.16 or newer")
+    served.run("cat", "small.txt")
+    assert served.tell("statistics")["requests"]["LOOKUP"] > before
+
+
+def test_a_killed_process_leaves_a_stale_mount(served: ServedMount) -> None:
+    """After ``kill -9`` programs get ``ENOTCONN`` at once; the stale mount is found and removed, and mounting works again."""
+    program = subprocess.Popen(["cat", served.directory / "hangs"], stderr=subprocess.DEVNULL)
+    _wait_until(lambda: served.tell("statistics")["held"] > 0)
+    served.process.kill()
+    served.process.wait()
+    assert program.wait(TIME_S_MAX) != 0
+    with pytest.raises(OSError, match="not connected"):
+        list(served.directory.iterdir())
+    again = ServedMount(served.directory)
+    assert again.run("cat", "folder/inner/deep.txt").returncode == 0
+    again.close()
+    assert not remove_stale(served.directory)
+
+
+def test_a_forked_child_does_not_keep_the_mount_alive(served: ServedMount) -> None:
+    """A child that the serving process forked holds no connection: when the process dies, the mount is dead."""
+    child = served.tell("fork")["child"]
+    try:
+        served.process.kill()
+        served.process.wait()
+        with pytest.raises(OSError, match="not connected"):
+            list(served.directory.iterdir())
+        assert remove_stale(served.directory)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_the_mount_disappears_with_a_killed_process(tmp_path: Path) -> None:
+    """With ``auto_unmount``, nothing is left of a mount whose process was killed, nor of the watcher after a clean end."""
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    killed = ServedMount(directory, "--watch")
+    killed.process.kill()
+    _wait_until(lambda: find_mount(str(directory)) is None)
+    killed.close()
+    clean = ServedMount(directory, "--watch")
+    children = Path(f"/proc/{clean.process.pid}/task/{clean.process.pid}/children").read_text().split()
+    clean.tell("unmount")
+    clean.process.communicate(timeout=TIME_S_MAX)
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()
+    clean.close()
+
+
+def _has_interrupts(served: ServedMount, name: str) -> bool:
+    """Whether the kernel has said that a signal came; it does not for reads that it began itself."""
+    return name == "hangs" or "INTERRUPT" in served.tell("statistics")["requests"]
+
+
+def _wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, which the process that serves the mount can tell."""
+    until_s = time.monotonic() + TIME_S_MAX
+    while not condition():
+        assert time.monotonic() < until_s, "it did not happen in time"
+        time.sleep(0.01)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from penstock.mount.fuse import replies
 from penstock.mount.fuse.device import GONE
 from penstock.mount.fuse.protocol import ERRNO_MAX, NAME_BYTES_MAX, OpenFlag, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.mount.contracts import Attributes
     from penstock.mount.fuse.device import Device
@@ -21,6 +22,26 @@ PIECES_MAX = 1000
 """Most pieces that one reply is written from; the system takes 1 024 (``IOV_MAX``). More are joined first."""
 
 _log = logging.getLogger("penstock")
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _answers_in_any_case(
+    method: Callable[Concatenate[KernelReply, _P], _R],
+) -> Callable[Concatenate[KernelReply, _P], _R]:
+    """Reply with ``EIO`` if a method of ``KernelReply`` raises, or the program would wait for ever."""
+
+    @wraps(method)
+    def answered(reply: KernelReply, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(reply, *args, **kwargs)
+        except Exception:
+            if reply.is_waiting:
+                reply.error(errno.EIO)
+            raise
+
+    return answered
 
 
 class Outbox:
@@ -44,16 +65,19 @@ class Outbox:
             return False
         try:
             self._device.write(message)
-        except OSError as error:
-            if error.errno != errno.ENOENT and error.errno not in GONE:
-                self._replace(reply, error)
-            return False
+        except Exception as error:
+            if isinstance(error, OSError) and (error.errno == errno.ENOENT or error.errno in GONE):
+                return False
+            self._replace(reply, error)
+            if isinstance(error, OSError):
+                return False
+            raise
         return self._device.is_open
 
     def abandon(self, reply: KernelReply) -> None:
         """Answer a request with ``EINTR``, because the program that waits is being killed; the real reply is dropped."""
         reply.is_abandoned = True
-        if reply.unique in self.waiting:
+        if reply.is_waiting:
             reply.error(errno.EINTR)
 
     def abandon_all(self) -> None:
@@ -67,9 +91,9 @@ class Outbox:
             self._has_warned = True
             _log.error("A request (%s) was answered twice; the second answer was dropped.", reply.described())
 
-    def _replace(self, reply: KernelReply, error: OSError) -> None:
-        """The kernel refused a reply: it may wait still."""
-        _log.error("The kernel refused the reply to %s: %s.", reply.described(), error)
+    def _replace(self, reply: KernelReply, error: Exception) -> None:
+        """A reply could not be written: the kernel may wait still."""
+        _log.error("The reply to %s could not be written: %s.", reply.described(), error)
         try:
             self._device.write([replies.error(reply.unique, errno.EIO)])
         except OSError as again:
@@ -99,6 +123,11 @@ class KernelReply:
         outbox.waiting[unique] = self
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the request has not been answered yet."""
+        return self.unique in self._outbox.waiting
+
+    @property
     def entries_max(self) -> int:
         """Largest number of entries that could fit into the reply to READDIR or READDIRPLUS."""
         plus = self.operation == Operation.READDIRPLUS
@@ -112,14 +141,17 @@ class KernelReply:
         """Reply without a body."""
         self._outbox.send(self, [replies.error(self.unique, 0)])
 
+    @_answers_in_any_case
     def entry(self, attributes: Attributes, *, lifetime_s: float) -> bool:
         """Reply to LOOKUP; whether the kernel took the reference."""
         return self._outbox.send(self, [replies.entry(self.unique, attributes, lifetime_s)])
 
+    @_answers_in_any_case
     def attributes(self, attributes: Attributes, *, lifetime_s: float) -> None:
         """Reply to GETATTR."""
         self._outbox.send(self, [replies.attributes(self.unique, attributes, lifetime_s)])
 
+    @_answers_in_any_case
     def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> bool:
         """Reply to OPEN and OPENDIR; whether the handle is open."""
         flags = OpenFlag.KEEP_CACHE.value if keeps_cache else 0
@@ -129,6 +161,7 @@ class KernelReply:
             flags |= OpenFlag.DIRECT_IO.value
         return self._outbox.send(self, [replies.opened(self.unique, handle, flags)])
 
+    @_answers_in_any_case
     def data(self, pieces: Sequence[Buffer]) -> None:
         """Reply to READ with the bytes of all pieces, which are not copied."""
         if len(pieces) > PIECES_MAX:
@@ -140,6 +173,7 @@ class KernelReply:
             return
         self._outbox.send(self, [replies.data_head(self.unique, length_bytes), *pieces])
 
+    @_answers_in_any_case
     def directory(self, entries: Iterable[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
         """Reply to READDIR and READDIRPLUS with as many entries as fit; how many of them gave the kernel a reference."""
         count = 0
@@ -149,6 +183,7 @@ class KernelReply:
             body = replies.directory(entries, room_bytes=self._room_bytes)
         return count if self._outbox.send(self, [replies.data_head(self.unique, len(body)), body]) else 0
 
+    @_answers_in_any_case
     def extended(self, value: bytes) -> None:
         """Reply to GETXATTR and LISTXATTR with the value or, if there is no room for it, with its length or ``ERANGE``."""
         if not self._room_bytes:
@@ -158,6 +193,7 @@ class KernelReply:
         else:
             self._outbox.send(self, [replies.data_head(self.unique, len(value)), value])
 
+    @_answers_in_any_case
     def statistics(self, *, blocks: int, files: int, block_bytes: int) -> None:
         """Reply to STATFS."""
         body = replies.statistics(

@@ -79,9 +79,9 @@ class InterruptedRequests:
     def check(self) -> None:
         """Answer the requests of threads that are about to end, and forget those that were answered."""
         for unique, reply in list(self._watched.items()):
-            if unique in self._outbox.waiting and is_dying(reply.thread_id):
+            if reply.is_waiting and is_dying(reply.thread_id):
                 self._outbox.abandon(reply)
-            if unique not in self._outbox.waiting:
+            if not reply.is_waiting:
                 del self._watched[unique]
         self._next_s = time.monotonic() + CHECK_INTERVAL_MS / 1000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.mount.fuse.protocol import MAJOR, PAGE_BYTES, WRITE_BYTES_MAX, Feature
@@ -43,14 +42,13 @@ _BLOCK_BYTES = 512
 _NO_REFERENCE = (b".", b"..")
 
 
-@lru_cache(maxsize=64)
 def lifetime(seconds: float) -> tuple[int, int]:
     """Return a lifetime as whole seconds and nanoseconds; negative ones are 0, and endless ones ``SECONDS_MAX``."""
     if not seconds > 0:
         return 0, 0
     if seconds >= SECONDS_MAX:
         return SECONDS_MAX, 0
-    return divmod(round(seconds * _NS_PER_S), _NS_PER_S)
+    return int(seconds), int(seconds % 1 * _NS_PER_S)
 
 
 def error(unique: int, number: int) -> bytes:
