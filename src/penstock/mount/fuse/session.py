@@ -219,6 +219,7 @@ class FuseSession:
         self._outbox.abandon_all()
         self._device.close()
         os.close(self._wake)
+        self._dispatcher.handlers.clear()  # they refer to this object, and would keep its descriptor until a garbage collection
         self._ready.set()
         self._file_system.close()
 
