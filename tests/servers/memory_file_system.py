@@ -167,8 +167,16 @@ def default_tree() -> dict[str, Any]:
 def main(directory: str) -> None:
     """Serve the tree until it is unmounted."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    if "--user" in sys.argv:
+        user = int(sys.argv[sys.argv.index("--user") + 1])
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
     file_system = MemoryFileSystem(default_tree())
-    mounted = mount(directory, MountOptions(source="memory, of a test", auto_unmount="--watch" in sys.argv))
+    options = MountOptions(
+        source="memory, of a\\ test", auto_unmount="--watch" in sys.argv, allow_other="--allow-other" in sys.argv
+    )
+    mounted = mount(directory, options)
     session = FuseSession(mounted.descriptor, file_system)
     thread = threading.Thread(target=session.run, name="session")
     thread.start()

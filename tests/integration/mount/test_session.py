@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ import pytest
 
 import penstock as ps
 from penstock.mount.fuse.mount_table import find_mount
-from penstock.mount.fuse.mounting import remove_stale, unmount
+from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
 from servers.memory_file_system import content
 
 pytestmark = [
@@ -29,6 +31,7 @@ pytestmark = [
 ]
 
 TIME_S_MAX = 20
+NOBODY = 65534
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "LC_ALL": "C"}
 
 
@@ -315,6 +318,61 @@ def test_the_mount_disappears_with_a_killed_process(tmp_path: Path) -> None:
     assert len(children) == 1
     assert not Path(f"/proc/{children[0]}").exists()
     clean.close()
+
+
+@pytest.fixture
+def of_nobody() -> Iterator[Path]:
+    """A directory of a user who is not root, by a path that everybody may follow."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mount-") as folder:
+        os.chmod(folder, 0o755)
+        directory = Path(folder, "mount")
+        directory.mkdir()
+        os.chown(directory, NOBODY, NOBODY)
+        yield directory
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("fusermount3") is None, reason="needs root, and fusermount3")
+def test_mounting_as_a_user(of_nobody: Path) -> None:
+    """A user mounts by fusermount3, and uses the mount; other users cannot; nothing is left of it when it is killed."""
+    served = ServedMount(of_nobody, "--user", str(NOBODY), "--watch")
+    try:
+        entry = find_mount(str(of_nobody))
+        assert entry is not None
+        assert (entry.kind, entry.source) == ("fuse.penstock", "memory, of a\\ test")
+        command = ["cat", of_nobody / "small.txt"]
+        own = subprocess.run(
+            command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=TIME_S_MAX
+        )
+        assert own.stdout == content("small.txt", 1000)
+        others = subprocess.run(
+            command, user=NOBODY - 1, group=NOBODY, extra_groups=[], capture_output=True, timeout=TIME_S_MAX
+        )
+        assert b"Permission denied" in others.stderr
+        served.process.kill()
+        _wait_until(lambda: find_mount(str(of_nobody)) is None)
+    finally:
+        served.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_other_users_may_use_it_if_asked(of_nobody: Path) -> None:
+    """With ``allow_other``, other users read what the permissions of the files allow."""
+    served = ServedMount(of_nobody, "--allow-other")
+    try:
+        command = ["cat", of_nobody / "small.txt"]
+        other = subprocess.run(
+            command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=TIME_S_MAX
+        )
+        assert other.stdout == content("small.txt", 1000)
+    finally:
+        served.close()
+
+
+def test_mounting_twice(served: ServedMount) -> None:
+    """A directory that is a mount of a living process is refused, with the command that unmounts it."""
+    with pytest.raises(ps.ConfigError, match=r"already a mount of memory, of a.* test. Hint: .*penstock umount"):
+        mount(served.directory, MountOptions(source="again"))
+    assert served.run("cat", "small.txt").returncode == 0
 
 
 def _has_interrupts(served: ServedMount, name: str) -> bool:
