@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.loader.preview import describe as describe
     from penstock.loader.preview import peek as peek
     from penstock.loader.warming import warm_cache as warm_cache
+    from penstock.mount import MountModule
     from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange as ByteRange
     from penstock.types import ObjectInfo as ObjectInfo
 
+    mount: MountModule
     pack: PackModule
 
 _ORIGIN = {
@@ -93,7 +95,7 @@ _ORIGIN = {
     "set_process_budget": "penstock.fetch",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("channels", "index", "pack", "tensorflow", "testing", "torch")
+_SUBPACKAGES = ("channels", "index", "mount", "pack", "tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from penstock.tracebacks import boundary
+
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Mapping
 
 
@@ -28,3 +32,27 @@ def lazy_getattr(package: str, origins: Mapping[str, str]) -> Callable[[str], An
         return value
 
     return load
+
+
+def make_callable(package: str, name: str) -> None:
+    """Let calls of a package go to one of its functions: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``.
+
+    Args:
+        package: ``__name__`` of the package.
+        name: The function's name in the package. It is imported at the first call.
+    """
+
+    class CallableModule(ModuleType):
+        @boundary
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            """Call the function."""
+            return getattr(self, name)(*arguments, **options)
+
+        @property
+        def __signature__(self) -> inspect.Signature:
+            """The signature of the function."""
+            import inspect
+
+            return inspect.signature(getattr(self, name))
+
+    sys.modules[package].__class__ = CallableModule

@@ -78,6 +78,9 @@ class Directories(Protocol):
     def look_up(self, parent: int, name: bytes, then: NodeThen) -> None:
         """Find an entry of a directory."""
 
+    def distrust(self, node: Node) -> None:
+        """Ask the store for the names of the directory again: it has another version of the file `node`, or none."""
+
     def open_directory(self, inode: int) -> DirectoryStream:
         """Begin to read a directory."""
 
@@ -124,6 +127,9 @@ class FileHandles(Protocol):
 
     def open_file(self, node: Node) -> FileHandle:
         """Open a file, of the version that `node` has. This sends no request."""
+
+    def close(self) -> None:
+        """Cancel what is in flight, and drop everything; idempotent."""
 
 
 class FileHandle(Protocol):

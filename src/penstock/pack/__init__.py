@@ -6,13 +6,9 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr
-from penstock.tracebacks import boundary
+from penstock.lazy import lazy_getattr, make_callable
 
 if TYPE_CHECKING:
     from penstock.pack.converting import convert as convert
@@ -69,18 +65,4 @@ if TYPE_CHECKING:
 
 else:
     __getattr__ = lazy_getattr(__name__, _ORIGIN)
-
-    class CallableModule(ModuleType):
-        """A callable module: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``."""
-
-        @boundary
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
-            """Call ``pack``."""
-            return self.pack(*arguments, **options)
-
-        @property
-        def __signature__(self) -> inspect.Signature:
-            """The signature of ``pack``."""
-            return inspect.signature(self.pack)
-
-    sys.modules[__name__].__class__ = CallableModule
+    make_callable(__name__, "pack")

@@ -6,12 +6,13 @@ import hashlib
 import secrets
 import threading
 import time
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import forks
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
+from penstock.store.sorted_pages import sorted_page
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
 
@@ -187,40 +188,8 @@ class MemoryStore(ThreadedStore):
             return info
 
     def _list_page(self, operation: ListPage) -> Page:
-        prefix, delimiter = operation.prefix, operation.delimiter
-        objects: list[ObjectInfo] = []
-        prefixes: list[str] = []
         with self._bucket.lock:
-            keys = self._bucket.keys
-            index = max(bisect_left(keys, prefix), _index_after(keys, operation))
-            token = None
-            while index < len(keys) and keys[index].startswith(prefix):
-                if len(objects) + len(prefixes) >= operation.keys_max:
-                    return Page(objects, prefixes, token)
-                key = keys[index]
-                cut = key.find(delimiter, len(prefix)) if delimiter else -1
-                if cut < 0:
-                    objects.append(self._bucket.objects[key].info)
-                    token = f"k{key}"
-                    index += 1
-                else:
-                    prefixes.append(key[: cut + len(delimiter)])
-                    token = f"p{prefixes[-1]}"
-                    index = _index_past(keys, prefixes[-1])
-        return Page(objects, prefixes, None)
-
-
-def _index_after(keys: list[str], operation: ListPage) -> int:
-    """Return the index at which a page begins: after the last entry of the page before, or after ``start_after``."""
-    if operation.token is None:
-        return bisect_right(keys, operation.start_after)
-    kind, name = operation.token[:1], operation.token[1:]
-    return bisect_right(keys, name) if kind == "k" else _index_past(keys, name)
-
-
-def _index_past(keys: list[str], prefix: str) -> int:
-    """Return the index of the first key after all that begin with `prefix`."""
-    return bisect_left(keys, True, bisect_left(keys, prefix), key=lambda key: not key.startswith(prefix))
+            return sorted_page(self._bucket.keys, lambda key: self._bucket.objects[key].info, operation)
 
 
 def _etag(data: Buffer) -> str:

@@ -177,6 +177,13 @@ class StoreDirectories:
             if node is not None and node.is_directory:
                 self._folders.drop(inode)
 
+    def distrust(self, node: Node) -> None:
+        """Drop the listing that a file came from, because the store has another version of it now, or none."""
+        with self._lock:
+            folder = self._folders.get(node.parent)
+            if folder is not None:
+                self._folders.set_listing(folder, None)
+
     def following(self, node: Node, count_max: int) -> list[Node]:
         """Return the files that come after `node` in the listing of its directory, as far as they are known."""
         with self._lock:

@@ -1,0 +1,105 @@
+"""The process that serves a mount: ``python -m penstock.mount.daemon``.
+
+A program must not use a mount that its own process serves: a page fault in a mapped file would wait for a thread that waits
+for the interpreter's lock, and a process that is killed while it waits for itself never ends. Each mount has its own process.
+
+It receives a ``DaemonRequest`` on its standard input, and answers on the descriptor that the request names: a pickled None once
+the mount can be used, or the error. With ``is_bound``, it ends when its standard input does: with the process that started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import pickle
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError
+from penstock.mount.serving import MountServer, wait_for_signal
+
+if TYPE_CHECKING:
+    from penstock.mount.config import MountConfig
+
+LOG_BYTES_MAX = 1 << 20
+"""Size at which a log file is put aside; one older file is kept."""
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRequest:
+    """What a daemon is told.
+
+    Attributes:
+        config: The mount.
+        answer_descriptor: Where the daemon says whether it has begun.
+        log_file: Where it logs.
+        is_bound: Whether it ends with the process that started it.
+        is_verbose: Whether it logs requests and retries as well.
+    """
+
+    config: MountConfig
+    answer_descriptor: int
+    log_file: str
+    is_bound: bool
+    is_verbose: bool
+
+
+def main() -> int:
+    """Serve one mount until it is unmounted, a signal arrives, or the process that it is bound to ends."""
+    request: DaemonRequest = pickle.load(sys.stdin.buffer)
+    _log_to(request)
+    _close_standard_streams(keeps_input=request.is_bound)
+    try:
+        server = MountServer(request.config)
+    except (PenstockError, OSError) as error:
+        _answer(request, error)
+        return 1
+    with server:
+        if request.is_bound:
+            threading.Thread(target=_end_with_input, name="penstock-bound", daemon=True).start()
+        _answer(request, None)
+        _log.info("%s is mounted on %s.", request.config.url, request.config.directory)
+        wait_for_signal(server)
+    _log.info("%s was unmounted.", request.config.directory)
+    return 0
+
+
+def _answer(request: DaemonRequest, error: BaseException | None) -> None:
+    with os.fdopen(request.answer_descriptor, "wb") as file:
+        pickle.dump(error, file)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _log_to(request: DaemonRequest) -> None:
+    Path(request.log_file).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handler = logging.handlers.RotatingFileHandler(request.log_file, maxBytes=LOG_BYTES_MAX, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("penstock")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG if request.is_verbose else logging.INFO)
+    logger.propagate = False
+
+
+def _close_standard_streams(*, keeps_input: bool) -> None:
+    """Let go of the terminal and of the pipes of the process that started this one."""
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2) if keeps_input else (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

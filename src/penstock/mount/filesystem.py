@@ -1,0 +1,277 @@
+"""Answers the kernel's requests from the tree of names and the open files.
+
+A version of a file is a node of its own, so the size, the time and the pages that the kernel keeps for a node are right for as
+long as it refers to it. Only names have a lifetime: when it ends, the kernel looks the name up again and may get another node.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import stat
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from penstock.errors import ObjectChangedError, ObjectMissingError, PenstockError, errno_of
+from penstock.mount.contracts import Absent, Attributes
+from penstock.mount.namespace.names import NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.mount.contracts import DirectoryStream, FileHandle, FileHandles, Node, Reply
+    from penstock.mount.namespace.directories import StoreDirectories
+
+_log = logging.getLogger("penstock")
+
+_SHOWN_BYTES = 1 << 50
+"""Size of the file system as ``df`` shows it: 1 PiB, because a bucket has none."""
+_BLOCK_BYTES = 1 << 12
+_ABSENT = Attributes(0, 0, 0, 0, 0, 0, 0)
+_STORAGE_CLASS = b"x-amz-storage-class"
+_DOTS_COUNT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """Owner and permissions of all nodes, which a store does not have.
+
+    Attributes:
+        uid: Owner of all files and directories.
+        gid: Their group.
+        file_mode: Permissions of files, such as 0o444.
+        directory_mode: Permissions of directories, such as 0o555.
+    """
+
+    uid: int
+    gid: int
+    file_mode: int = 0o444
+    directory_mode: int = 0o555
+
+    def attributes(self, node: Node) -> Attributes:
+        """Return what the kernel is told of a node.
+
+        A directory has one link, which says, as on btrfs, that the number of directories in it is not known.
+        """
+        modified_ns = max(0, int(node.modified_s * 1e9))
+        if node.info is None:
+            mode = stat.S_IFDIR | self.directory_mode
+            return Attributes(node.inode, mode, 0, 1, modified_ns, self.uid, self.gid, node.st_ino)
+        mode = stat.S_IFREG | self.file_mode
+        return Attributes(node.inode, mode, node.info.size_bytes, 1, modified_ns, self.uid, self.gid, node.st_ino)
+
+
+class StoreFileSystem:
+    """A read-only file system over a store; ``contracts.FileSystem`` describes its methods.
+
+    Args:
+        directories: The tree of names.
+        files: What opens files.
+        view: Owner and permissions.
+        ttl_s: How long the kernel may use a name and what it stands for, in seconds since the store was asked;
+            ``math.inf`` for as long as the mount lives.
+        negative_ttl_s: The same for names that do not exist.
+    """
+
+    def __init__(
+        self,
+        directories: StoreDirectories,
+        files: FileHandles,
+        *,
+        view: NodeView,
+        ttl_s: float,
+        negative_ttl_s: float,
+    ) -> None:
+        self._directories = directories
+        self._files = files
+        self._view = view
+        self._ttl_s = ttl_s
+        self._negative_ttl_s = negative_ttl_s
+        self._numbers = count(1)
+        self._open_files: dict[int, tuple[FileHandle, Node]] = {}
+        self._open_directories: dict[int, tuple[DirectoryStream, int]] = {}
+        self._forget_names: Callable[[], object] = _do_nothing
+
+    def when_outdated(self, forget_names: Callable[[], object]) -> None:
+        """Set what makes the kernel look up names again; it is called when a file turns out to have changed."""
+        self._forget_names = forget_names
+
+    # ── names ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look_up(self, parent: int, name: bytes, reply: Reply) -> None:
+        """Find an entry of a directory."""
+        if len(name) > NAME_BYTES_MAX:
+            reply.error(errno.ENAMETOOLONG)
+            return
+        self._directories.look_up(parent, name, partial(self._found, reply))
+
+    def _found(self, reply: Reply, answer: Node | Absent | PenstockError) -> None:
+        if isinstance(answer, PenstockError):
+            _refuse(reply, answer)
+        elif isinstance(answer, Absent):
+            lifetime_s = answer.seen_s + self._negative_ttl_s - monotonic()
+            if lifetime_s > 0:
+                reply.entry(_ABSENT, lifetime_s=lifetime_s)
+            else:
+                reply.error(errno.ENOENT)
+        elif not reply.entry(self._view.attributes(answer), lifetime_s=self._lifetime_s(answer)):
+            self._directories.forget(answer.inode, 1)
+
+    def _lifetime_s(self, node: Node) -> float:
+        return max(0.0, node.seen_s + self._ttl_s - monotonic())
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel has dropped `count` references to a node."""
+        self._directories.forget(inode, count)
+
+    def get_attributes(self, inode: int, reply: Reply) -> None:
+        """Describe a node. What it says of a node never changes, so the store is not asked."""
+        node = self._directories.node(inode)
+        if node is None:
+            reply.error(errno.ESTALE)
+        else:
+            reply.attributes(self._view.attributes(node), lifetime_s=self._ttl_s)
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, inode: int, flags: int, reply: Reply) -> None:
+        """Open a file. The kernel's pages of it stay, because they belong to its version."""
+        node = self._directories.node(inode)
+        if node is None or node.is_directory:
+            reply.error(errno.ESTALE if node is None else errno.EISDIR)
+            return
+        try:
+            file = self._files.open_file(node)
+        except PenstockError as error:
+            _refuse(reply, error)
+            return
+        handle = next(self._numbers)
+        self._open_files[handle] = file, node
+        if not reply.opened(handle, keeps_cache=True):
+            self._close_file(handle)
+
+    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+        """Read an open file."""
+        file, node = self._open_files[handle]
+        if offset >= (node.info.size_bytes if node.info is not None else 0):
+            reply.data(())
+            return
+        file.read(offset, length_bytes, partial(self._read, node, reply))
+
+    def _read(self, node: Node, reply: Reply, answer: Sequence[memoryview] | PenstockError) -> None:
+        if not isinstance(answer, PenstockError):
+            reply.data(answer)
+            return
+        if isinstance(answer, ObjectChangedError | ObjectMissingError):
+            self._directories.distrust(node)
+            self._forget_names()
+            reply.error(errno.ESTALE)
+            return
+        _refuse(reply, answer)
+
+    def release(self, handle: int, reply: Reply) -> None:
+        """Close an open file."""
+        self._close_file(handle)
+        reply.ok()
+
+    def _close_file(self, handle: int) -> None:
+        file, _ = self._open_files.pop(handle)
+        file.close()
+
+    # ── directories ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open_directory(self, inode: int, reply: Reply) -> None:
+        """Open a directory."""
+        try:
+            stream = self._directories.open_directory(inode)
+        except PenstockError as error:
+            _refuse(reply, error)
+            return
+        handle = next(self._numbers)
+        self._open_directories[handle] = stream, inode
+        if not reply.opened(handle):
+            self._open_directories.pop(handle)
+            stream.close()
+
+    def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
+        """Read an open directory. Offset 0 is ``.``, 1 is ``..``, and entry number n has the offset n + 2."""
+        stream, inode = self._open_directories[handle]
+        index = max(0, offset - _DOTS_COUNT)
+        stream.entries(index, reply.entries_max, partial(self._listed, inode, offset, reply))
+
+    def _listed(self, inode: int, offset: int, reply: Reply, answer: Sequence[Node] | PenstockError) -> None:
+        if isinstance(answer, PenstockError):
+            _refuse(reply, answer)
+            return
+        lifetime_s = self._lifetime_s(answer[0]) if answer else 0.0
+        taken_count = reply.directory(self._described(inode, offset, answer), lifetime_s=lifetime_s)
+        for node in answer[taken_count:]:
+            self._directories.forget(node.inode, 1)
+
+    def _described(self, inode: int, offset: int, nodes: Sequence[Node]) -> Iterator[tuple[Attributes, bytes, int]]:
+        here = self._directories.node(inode)
+        above = self._directories.node(here.parent) if here is not None else None
+        for number, (name, node) in enumerate(((b".", here), (b"..", above)), 1):
+            if offset < number and node is not None:
+                yield self._view.attributes(node), name, number
+        attributes = self._view.attributes
+        for following, node in enumerate(nodes, max(offset, _DOTS_COUNT) + 1):
+            yield attributes(node), node.name, following
+
+    def release_directory(self, handle: int, reply: Reply) -> None:
+        """Close an open directory."""
+        stream, _ = self._open_directories.pop(handle)
+        stream.close()
+        reply.ok()
+
+    # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get_statistics(self, reply: Reply) -> None:
+        """Describe the file system: it is full, because nothing can be written."""
+        reply.statistics(blocks=_SHOWN_BYTES // _BLOCK_BYTES, files=0, block_bytes=_BLOCK_BYTES)
+
+    def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
+        """Read ``user.etag`` or ``user.storage_class``."""
+        value = self._extended(inode).get(name)
+        if value is None:
+            reply.error(errno.ENODATA)
+        else:
+            reply.extended(value)
+
+    def list_extended_attributes(self, inode: int, reply: Reply) -> None:
+        """List the names of the extended attributes that are known."""
+        reply.extended(b"".join(name + b"\0" for name in self._extended(inode)))
+
+    def _extended(self, inode: int) -> dict[bytes, bytes]:
+        node = self._directories.node(inode)
+        if node is None or node.info is None:
+            return {}
+        found: dict[bytes, bytes] = {}
+        if node.info.etag is not None:
+            found[b"user.etag"] = node.info.etag.strip('"').encode()
+        storage_class = node.info.headers.get(_STORAGE_CLASS)
+        if storage_class is not None:
+            found[b"user.storage_class"] = storage_class
+        return found
+
+    def close(self) -> None:
+        """The file system was unmounted: drop everything, and cancel what is in flight."""
+        self._directories.close()
+        for handle in list(self._open_files):
+            self._close_file(handle)
+        self._files.close()
+        for stream, _ in self._open_directories.values():
+            stream.close()
+        self._open_directories.clear()
+
+
+def _refuse(reply: Reply, error: PenstockError) -> None:
+    _log.info("A request of a program failed: %s", error)
+    reply.error(errno_of(error))
+
+
+def _do_nothing() -> None:
+    """Stand for the session until there is one."""

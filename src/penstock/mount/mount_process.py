@@ -1,0 +1,259 @@
+"""``penstock.mount``: starts the process that serves a mount, and ends it."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from penstock.errors import WorkerDiedError
+from penstock.mount.config import TTL_S, MountConfig
+from penstock.mount.daemon import DaemonRequest
+from penstock.redaction import public_url
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from penstock.cache import CacheConfig
+    from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+    from penstock.store.credentials import Credentials
+
+END_S_MAX = 30.0
+"""Longest wait for a daemon that was told to end; it waits 10 s for programs that have files open."""
+
+
+class RunningMount:
+    """A mount, and the process that serves it. A context manager that unmounts at its end.
+
+    The mount also ends when this process does, however it ends.
+
+    Attributes:
+        directory: Where the files are.
+        url: What is mounted.
+        log_file: What the process that serves the mount logs.
+    """
+
+    def __init__(self, config: MountConfig, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self.directory = Path(config.directory)
+        self.url = public_url(config.url)
+        self.log_file = log_file
+        self._process = process
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url!r} on {str(self.directory)!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __fspath__(self) -> str:
+        return str(self.directory)
+
+    @property
+    def process_id(self) -> int:
+        """Process that serves it."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise an error if the mount has ended.
+
+        Raises:
+            WorkerDiedError: The process that serves it has ended: somebody unmounted or killed it.
+        """
+        code = self._process.poll()
+        if code is not None:
+            raise WorkerDiedError(
+                f"the mount of {self.url} on {self.directory} has ended",
+                hint=f"{self.log_file} says why",
+                process_id=self._process.pid,
+                exit_code=code,
+            )
+
+    def close(self) -> None:
+        """Unmount. Programs that have files open can go on reading them for 10 s. Idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@boundary
+def mount(
+    url: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    manifest: str | None = None,
+    metadata_ttl_s: float | Literal["indefinite"] = TTL_S,
+    uid: int | None = None,
+    gid: int | None = None,
+    file_mode: int = 0o444,
+    directory_mode: int = 0o555,
+    allow_other: bool = False,
+    nonempty: bool = False,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    credentials: Credentials | None = None,
+    anonymous: bool = False,
+    addressing: Literal["auto", "path", "virtual"] = "auto",
+    transport: TransportConfig | None = None,
+    retry: RetryConfig | None = None,
+    hedge: HedgeConfig | None = None,
+    fetch: FetchConfig | None = None,
+    cache: CacheConfig | str | os.PathLike[str] | None = None,
+) -> RunningMount:
+    """Mount a store as a read-only directory. It is unmounted at the end of ``with``, or when this process ends.
+
+    A process of its own serves the mount, so this program may use it like any other.
+
+    Args:
+        url: What is mounted: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
+        directory: An empty directory, which shows the files.
+        manifest: URL of a manifest; its objects are the files, and nothing is listed.
+        metadata_ttl_s: How long names, sizes and versions may be used without asking the store, in seconds; "indefinite" or
+            ``math.inf`` for as long as the mount lives. An open file always remains the version that was opened.
+        uid: Owner of all files; None is this user.
+        gid: Group of all files; None is this user's.
+        file_mode: Permissions of files.
+        directory_mode: Permissions of directories.
+        allow_other: Whether other users may use the mount. Without root, ``user_allow_other`` in ``/etc/fuse.conf`` is needed.
+        nonempty: Whether the directory may have contents, which are hidden as long as the mount lives.
+        endpoint_url: See ``connect``, as for all arguments that follow.
+        region: Region of the bucket.
+        profile: Section of ``~/.aws/config``.
+        credentials: Fixed access keys.
+        anonymous: Whether to send unsigned requests.
+        addressing: How a bucket becomes part of a URL.
+        transport: Deadlines, connections, TLS and proxy.
+        retry: Attempts and backoff.
+        hedge: Second requests for late answers.
+        fetch: Sizes of parts, read-ahead, and the byte budget of the process that serves the mount.
+        cache: Where to keep what is read on this node's disk: ``"/nvme/penstock:200GB"``.
+
+    Raises:
+        ConfigError: An argument is not valid, or the system does not permit the mount; the hint says what to do.
+        StoreError: The store refuses to list what is to be mounted, or cannot be reached.
+
+    Cost: a process of about 60 MB, and memory within its byte budget.
+    """
+    connection = {
+        "endpoint_url": endpoint_url,
+        "region": region,
+        "profile": profile,
+        "credentials": credentials,
+        "anonymous": anonymous,
+        "addressing": addressing,
+        "transport": transport,
+        "retry": retry,
+        "hedge": hedge,
+        "fetch": fetch,
+        "cache": cache,
+    }
+    config = MountConfig(
+        url=os.fspath(url),
+        directory=os.path.abspath(directory),  # noqa: PTH100 - a link stays as it is written
+        connection=connection,
+        manifest=manifest,
+        metadata_ttl_s=math.inf if metadata_ttl_s == "indefinite" else metadata_ttl_s,
+        uid=uid,
+        gid=gid,
+        file_mode=file_mode,
+        directory_mode=directory_mode,
+        allow_other=allow_other,
+        nonempty=nonempty,
+    )
+    return start_mount(config, is_bound=True)
+
+
+def start_mount(
+    config: MountConfig, *, is_bound: bool, log_file: Path | None = None, is_verbose: bool = False
+) -> RunningMount:
+    """Start the process that serves a mount, and wait until programs can use it.
+
+    Args:
+        config: The mount.
+        is_bound: Whether it ends with this process; otherwise it stays until somebody unmounts it.
+        log_file: Where it logs; None names a file after the directory.
+        is_verbose: Whether it logs requests and retries as well.
+
+    Raises:
+        ConfigError: The mount is not possible.
+        StoreError: The store does not answer.
+        WorkerDiedError: The process has died.
+    """
+    log_file = log_file or default_log_file(config.directory)
+    answers, its = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.mount.daemon"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(its,),
+            start_new_session=True,
+        )
+        request = DaemonRequest(
+            config=config, answer_descriptor=its, log_file=str(log_file), is_bound=is_bound, is_verbose=is_verbose
+        )
+    finally:
+        os.close(its)
+    try:
+        _tell(process, request)
+        with os.fdopen(answers, "rb", closefd=False) as file:
+            answer = file.read()
+        error = pickle.loads(answer) if answer else _died(process)
+        if error is not None:
+            raise error
+    except BaseException:
+        with suppress(OSError):
+            process.terminate()
+        _let_go(process)
+        process.wait()
+        raise
+    finally:
+        os.close(answers)
+    if not is_bound:
+        _let_go(process)
+    elif process.stderr is not None:
+        process.stderr.close()
+    return RunningMount(config, process, log_file)
+
+
+def _tell(process: subprocess.Popen[bytes], request: DaemonRequest) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died, which the missing answer shows
+        process.stdin.write(pickle.dumps(request))
+        process.stdin.flush()
+
+
+def _died(process: subprocess.Popen[bytes]) -> Exception:
+    _, said = process.communicate()
+    lines = said.decode(errors="replace").strip().splitlines()
+    return WorkerDiedError(
+        f"the process that serves the mount ended at its start: {lines[-1] if lines else 'it said nothing'}",
+        process_id=process.pid,
+        exit_code=process.returncode,
+    )
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stderr):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def default_log_file(directory: str) -> Path:
+    """Return the file in which the daemon of a mount logs: in ``$XDG_STATE_HOME/penstock``, named after the directory."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    name = directory.strip("/").replace("/", "-")[-100:] or "root"
+    return Path(state) / "penstock" / f"mount-{name}.log"

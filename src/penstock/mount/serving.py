@@ -1,0 +1,177 @@
+"""Serves one mount in this process: makes its parts, answers the kernel, and takes everything down again."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from penstock.compose import connect
+from penstock.config import MIB
+from penstock.errors import UnavailableError
+from penstock.mount.filesystem import NodeView, StoreFileSystem
+from penstock.mount.fuse.mounting import MountOptions, mount
+from penstock.mount.fuse.session import FuseSession
+from penstock.mount.namespace.directories import StoreDirectories
+from penstock.mount.namespace.manifest import ManifestStore, manifest_objects
+from penstock.mount.reading.files import StoreFiles
+from penstock.redaction import public_url
+from penstock.store.waiting import perform
+from penstock.types import ListPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.mount.config import MountConfig
+    from penstock.store.base import Store
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that take a mount down."""
+
+READY_S_MAX = 30.0
+"""Longest time until the kernel has answered; it does so at once."""
+
+DRAIN_S_MAX = 10.0
+"""How long programs may go on with the files that they have open when the mount is taken down."""
+
+_READ_AHEAD_BYTES = 1 * MIB
+
+
+class MountServer:
+    """A mounted store. A context manager that unmounts at its end.
+
+    Args:
+        config: The mount.
+
+    Raises:
+        ConfigError: The configuration or the system does not permit the mount.
+        StoreError: The store refuses to list what is to be mounted, or cannot be reached.
+
+    Cost: a thread for the kernel's requests, besides those of the store; one request to see that the store answers.
+    """
+
+    def __init__(self, config: MountConfig) -> None:
+        with ExitStack() as stack:
+            store = stack.enter_context(_opened(config))
+            self._file_system = _file_system(config, store)
+            options = MountOptions(
+                source=public_url(config.url),
+                allow_other=config.allow_other,
+                nonempty=config.nonempty,
+                auto_unmount=config.auto_unmount,
+            )
+            self._mounted = mount(config.directory, options)
+            stack.callback(self._mounted.unmount)
+            self._session = FuseSession(self._mounted.descriptor, self._file_system)
+            stack.callback(self._session.close)
+            self._file_system.when_outdated(self._session.forget_names)
+            self._failure: BaseException | None = None
+            self._lock = threading.Lock()
+            self._on_end: Callable[[], object] | None = None
+            self._thread = threading.Thread(target=self._run, name="penstock-mount", daemon=True)
+            self._ended = threading.Event()
+            self._thread.start()
+            if not self._session.wait_ready(READY_S_MAX):
+                self._session.stop()
+                self._thread.join()
+                if self._failure is not None:
+                    raise self._failure
+                raise UnavailableError(f"the kernel did not answer within {READY_S_MAX:.0f} s")
+            self._mounted.set_read_ahead(_READ_AHEAD_BYTES)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._session.run()
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            with self._lock:
+                self._ended.set()
+                if self._on_end is not None:
+                    self._on_end()
+
+    def when_ended(self, then: Callable[[], object] | None) -> None:
+        """Have `then` called when the file system was unmounted, at once if it is; None takes it back."""
+        with self._lock:
+            self._on_end = then
+            if then is not None and self._ended.is_set():
+                then()
+
+    def close(self) -> None:
+        """Unmount, let programs go on with open files for ``DRAIN_S_MAX`` seconds, and drop everything; idempotent.
+
+        Raises:
+            OSError: The kernel's requests could not be read any more.
+        """
+        if not self._ended.is_set():
+            self._mounted.unmount()
+            self._ended.wait(DRAIN_S_MAX)
+        self._session.stop()
+        self._thread.join()
+        self._resources.close()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _opened(config: MountConfig) -> Store:
+    """Return the store of a mount, after one request has shown that it answers."""
+    store = connect(config.url, **config.connection)
+    try:
+        if config.manifest is not None:
+            objects = manifest_objects(config.manifest, store, url=config.url, connection=config.connection)
+            return ManifestStore(store, objects)
+        perform(store, ListPage(keys_max=1))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _file_system(config: MountConfig, store: Store) -> StoreFileSystem:
+    directories = StoreDirectories(store, ttl_s=config.metadata_ttl_s)
+    view = NodeView(
+        uid=os.geteuid() if config.uid is None else config.uid,
+        gid=os.getegid() if config.gid is None else config.gid,
+        file_mode=config.file_mode,
+        directory_mode=config.directory_mode,
+    )
+    negative_ttl_s = config.metadata_ttl_s if config.negative_ttl_s is None else config.negative_ttl_s
+    return StoreFileSystem(
+        directories,
+        StoreFiles(store, order=directories),
+        view=view,
+        ttl_s=config.metadata_ttl_s,
+        negative_ttl_s=negative_ttl_s,
+    )
+
+
+def wait_for_signal(server: MountServer) -> None:
+    """Wait until the file system is unmounted, or SIGTERM, SIGINT or SIGHUP arrives. Only the main thread may call it."""
+    waiting, waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before_wakeup = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _take_note) for number in STOP_SIGNALS}
+    try:
+        server.when_ended(partial(os.write, waking, b"."))
+        select.select([waiting], [], [])
+    finally:
+        server.when_ended(None)
+        signal.set_wakeup_fd(before_wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(waiting)
+        os.close(waking)
+
+
+def _take_note(_number: int, _frame: object) -> None:
+    """Let the signal's number be written to the pipe, which Python does if there is a handler."""
