@@ -127,7 +127,7 @@ def mount(
         directory_mode: Permissions of directories.
         allow_other: Whether other users may use the mount. Without root, ``user_allow_other`` in ``/etc/fuse.conf`` is needed.
         nonempty: Whether the directory may have contents, which are hidden as long as the mount lives.
-        endpoint_url: See ``connect``, as for all arguments that follow.
+        endpoint_url: URL of an S3-compatible store. This and all further arguments are those of ``connect``.
         region: Region of the bucket.
         profile: Section of ``~/.aws/config``.
         credentials: Fixed access keys.

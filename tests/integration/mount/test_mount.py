@@ -1,0 +1,289 @@
+"""A mounted bucket and a mounted directory, as programs see them: the real kernel, a real S3 server."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.mount.fuse.mount_table import find_mount
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.heavy,
+    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+]
+
+TIME_S_MAX = 30
+OBJECTS = {
+    "top.txt": b"top",
+    "empty": b"",
+    "train/0001.bin": os.urandom(100_000),
+    "train/0002.bin": os.urandom(5_000_000),
+    "train/deep/er/x.txt": b"deep",
+    "train/deep/y.txt": b"less deep",
+    "name with spaces/\u00e9.txt": "\u00fc".encode(),
+    "both": b"a file that a directory hides",
+    "both/inside": b"seen",
+}
+FILES = {key: value for key, value in OBJECTS.items() if key != "both"}
+HIDDEN = {"odd//empty": b"1", "odd/" + "n" * 256: b"2"}
+
+
+def run(*command: str | Path, cwd: Path | None = None, code: int = 0) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=TIME_S_MAX,
+        cwd=cwd,
+        env=os.environ | {"LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def penstock(*words: str | Path, code: int = 0) -> str:
+    return run(sys.executable, "-m", "penstock", *words, code=code)
+
+
+def connection(s3_endpoint: Any) -> dict[str, Any]:
+    return {
+        "endpoint_url": s3_endpoint.endpoint_url,
+        "region": s3_endpoint.region,
+        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+    }
+
+
+@pytest.fixture(params=["s3", "directory"])
+def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A mount of ``FILES``: of a bucket, with keys that no path can express, and of a local directory."""
+    directory = tmp_path / "mounted"
+    directory.mkdir()
+    if request.param == "s3":
+        bucket, endpoint = request.getfixturevalue("bucket"), request.getfixturevalue("s3_endpoint")
+        store = request.getfixturevalue("connect_s3")(f"s3://{bucket}")
+        for key, value in {**OBJECTS, **HIDDEN}.items():
+            store.write(key, value)
+        mount = ps.mount(f"s3://{bucket}/", directory, **connection(endpoint))
+    else:
+        for key, value in FILES.items():
+            (tmp_path / "source" / key).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "source" / key).write_bytes(value)
+        mount = ps.mount(tmp_path / "source", directory)
+    with mount:
+        yield directory
+    assert find_mount(str(directory)) is None
+
+
+def test_programs_see_the_objects_as_files(mounted: Path, tmp_path: Path) -> None:
+    """``find``, ``ls -l``, ``cat``, ``md5sum``, ``cp -r``, ``tar`` and ``grep`` work as on a local directory."""
+    found = run("find", ".", "-type", "f", cwd=mounted).splitlines()
+    assert sorted(found) == sorted(f"./{key}" for key in FILES)
+    listed = run("ls", "-l", mounted / "train").splitlines()
+    assert [line.split()[-1] for line in listed[1:]] == ["0001.bin", "0002.bin", "deep"]
+    assert listed[1].split()[0] == "-r--r--r--"
+    assert listed[1].split()[4] == "100000"
+    assert run("cat", mounted / "both/inside") == "seen"
+    for key, value in FILES.items():
+        assert run("md5sum", mounted / key).split()[0].lstrip("\\") == hashlib.md5(value).hexdigest()
+    run("cp", "-r", mounted, tmp_path / "copy")
+    copied = {
+        str(path.relative_to(tmp_path / "copy")): path for path in (tmp_path / "copy").rglob("*") if path.is_file()
+    }
+    assert {name: path.read_bytes() for name, path in copied.items()} == FILES
+    assert "less deep" in run("grep", "-r", "less", mounted / "train/deep")
+    run("tar", "-cf", tmp_path / "all.tar", "-C", mounted, ".")
+    assert "./train/deep/er/x.txt" in run("tar", "-tf", tmp_path / "all.tar").splitlines()
+
+
+def test_nothing_can_be_written(mounted: Path) -> None:
+    """Writing fails with ``EROFS``, and what does not exist with ``ENOENT``, also if only part of a name exists."""
+    assert "Read-only file system" in run("touch", mounted / "new", code=1)
+    assert "Read-only file system" in run("rm", "-f", mounted / "top.txt", code=1)
+    for missing in ("nothing", "train/nothing", "trai", "top.tx"):
+        assert "No such file" in run("cat", mounted / missing, code=1)
+    assert "Not a directory" in run("cat", mounted / "top.txt/below", code=1)
+    assert "File name too long" in run("cat", mounted / ("n" * 256), code=1)
+
+
+SCRIPT_OF_ATTRIBUTES = """
+import os, sys
+path = sys.argv[1]
+status = os.stat(path)
+print(status.st_size, oct(status.st_mode), status.st_uid == os.geteuid(), status.st_nlink, status.st_ino)
+print(os.listxattr(path), os.getxattr(path, "user.etag").decode())
+"""
+
+
+def test_attributes_come_from_the_store(mounted: Path) -> None:
+    """Size, mode, owner and ETag are known, and the inode number is the same in every mount of the same path."""
+    first, second = run(sys.executable, "-c", SCRIPT_OF_ATTRIBUTES, mounted / "train/0001.bin").splitlines()
+    assert first.split()[:4] == ["100000", "0o100444", "True", "1"]
+    assert second.startswith("['user.etag'] ")
+    assert len(second.split()[1]) >= 8
+
+
+SCRIPT_OF_ONE_VERSION = """
+import os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+first = os.pread(descriptor, 4096, 0)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    rest = os.pread(descriptor, 1 << 20, 20 << 20)
+    print("read", len(rest), set(rest) <= {ord("a")}, flush=True)
+except OSError as error:
+    print(error.errno, flush=True)
+print(os.fstat(descriptor).st_size, flush=True)
+again = open(sys.argv[1], "rb").read()
+print(len(again), set(again) == {ord("b")}, flush=True)
+"""
+
+
+def test_an_open_file_is_one_version(
+    bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any], tmp_path: Path
+) -> None:
+    """If an object is replaced, its open files give old bytes or ``ESTALE``, and opening it again gives the new ones."""
+    store = connect_s3(f"s3://{bucket}")
+    store.write("big", b"a" * (24 << 20))
+    (tmp_path / "m").mkdir()
+    with ps.mount(f"s3://{bucket}/", tmp_path / "m", metadata_ttl_s=0, **connection(s3_endpoint)):
+        reader = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT_OF_ONE_VERSION, str(tmp_path / "m" / "big")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        store.write("big", b"b" * (25 << 20))
+        out, _ = reader.communicate("\n", timeout=TIME_S_MAX)
+    first, size, again = out.splitlines()
+    assert first in (str(errno.ESTALE), f"read {1 << 20} True")
+    assert size == str(24 << 20)
+    assert again == f"{25 << 20} True"
+
+
+def test_a_manifest_takes_the_place_of_listings(
+    bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With a manifest, its objects are the files and no others, and the store is not listed."""
+    store = connect_s3(f"s3://{bucket}")
+    for key in ("a/1", "a/2", "b/3", "c"):
+        store.write(key, key.encode())
+    lines: list[dict[str, Any]] = [
+        {"penstock_manifest": 1, "base_url": f"s3://{bucket}/"},
+        {"key": "a/1", "size_bytes": 3},
+        {"key": "b/3"},
+        {"key": "c", "size_bytes": 1, "etag": store.stat("c").etag},
+    ]
+    (tmp_path / "m").mkdir()
+    store.write("manifest.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    manifest = f"s3://{bucket}/manifest.jsonl"
+    with ps.mount(f"s3://{bucket}/", tmp_path / "m", manifest=manifest, **connection(s3_endpoint)) as mount:
+        found = run("find", ".", "-type", "f", "-printf", "%P %s\n", cwd=mount.directory)
+        assert sorted(found.splitlines()) == ["a/1 3", "b/3 3", "c 1"]
+        assert run("cat", mount.directory / "b/3") == "b/3"
+        assert "No such file" in run("cat", mount.directory / "a/2", code=1)
+
+
+def test_the_command_mounts_and_unmounts(tmp_path: Path) -> None:
+    """``penstock mount`` returns when the directory can be used; ``penstock umount`` ends the process that serves it."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("contents")
+    directory = tmp_path / "m"
+    directory.mkdir()
+    said = penstock("mount", tmp_path / "source", directory, "--log-file", tmp_path / "log")
+    assert f"is mounted on {directory}; penstock umount {directory} unmounts it" in said
+    process_id = int(said.split("process ")[1].split()[0])
+    try:
+        assert run("cat", directory / "file") == "contents"
+        assert "is already a mount of" in penstock("mount", tmp_path / "source", directory, code=1)
+    finally:
+        penstock("umount", directory)
+    wait_for_end(process_id)
+    assert "was unmounted" in (tmp_path / "log").read_text()
+    assert "nothing is mounted" in penstock("umount", directory, code=1)
+
+
+def wait_for_end(process_id: int) -> None:
+    deadline_s = time.monotonic() + TIME_S_MAX
+    while Path(f"/proc/{process_id}/stat").exists():
+        if Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        assert time.monotonic() < deadline_s, "the process is still there"
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_mount_ends_with_its_process(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGTERM, Ctrl-C and SIGKILL leave nothing mounted, and the directory can be mounted on again."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("contents")
+    directory = tmp_path / "m"
+    directory.mkdir()
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "mount", tmp_path / "source", directory, "--foreground"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        assert "is mounted on" in process.stderr.readline()
+        assert run("cat", directory / "file") == "contents"
+        process.send_signal(number)
+        process.communicate(timeout=TIME_S_MAX)
+        assert process.returncode == (-9 if number == signal.SIGKILL else 0)
+    deadline_s = time.monotonic() + TIME_S_MAX
+    while find_mount(str(directory)) is not None:
+        assert time.monotonic() < deadline_s, "it is still mounted"
+        os.sched_yield()
+
+
+SCRIPT_THAT_DIES = """
+import os, sys
+import penstock as ps
+mount = ps.mount(sys.argv[1], sys.argv[2])
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_mount_of_a_program_ends_with_the_program(tmp_path: Path) -> None:
+    """``ps.mount`` leaves nothing behind if the program is killed."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "m").mkdir()
+    run(sys.executable, "-c", SCRIPT_THAT_DIES, tmp_path / "source", tmp_path / "m", code=-9)
+    deadline_s = time.monotonic() + TIME_S_MAX
+    while find_mount(str(tmp_path / "m")) is not None:
+        assert time.monotonic() < deadline_s, "it is still mounted"
+        os.sched_yield()
+
+
+def test_errors_of_the_start_are_reported(tmp_path: Path, s3_endpoint: Any) -> None:
+    """A missing directory, bucket or permission is the caller's error, and leaves nothing mounted."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").write_text("")
+    with pytest.raises(ps.DirectoryMissingError):
+        ps.mount(tmp_path / "nothing", tmp_path / "m")
+    with pytest.raises(ps.ConfigError, match="does not exist"):
+        ps.mount(tmp_path, tmp_path / "gone")
+    with pytest.raises(ps.ConfigError, match="not empty"):
+        ps.mount(tmp_path, tmp_path / "full")
+    with pytest.raises(ps.BucketMissingError):
+        ps.mount("s3://no-such-bucket-here/", tmp_path / "m", **connection(s3_endpoint))
+    with pytest.raises(ps.ConfigError, match="metadata_ttl_s"):
+        ps.mount(tmp_path, tmp_path / "m", metadata_ttl_s=-1)
+    assert find_mount(str(tmp_path / "m")) is None
