@@ -130,7 +130,7 @@ class DiskCacheGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessGroup:
+class ServingGroup:
     """The options of the process that serves the mount."""
 
     foreground: Annotated[
@@ -166,7 +166,7 @@ def mount(
     names: NamesGroup,
     disk: DiskCacheGroup,
     view: ViewGroup,
-    process: ProcessGroup,
+    process: ServingGroup,
     connection: ConnectionGroup,
 ) -> None:
     """Mount a store as a read-only directory, for any program.
@@ -223,7 +223,7 @@ def _config(
     names: NamesGroup,
     disk: DiskCacheGroup,
     view: ViewGroup,
-    process: ProcessGroup,
+    process: ServingGroup,
     connection: ConnectionGroup,
 ) -> MountConfig:
     from penstock.mount import MountConfig
