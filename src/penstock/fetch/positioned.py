@@ -133,9 +133,7 @@ class PositionedObject:
         """End the reads of one reader that still wait, with ``CancelledOperationError``."""
         with self._reads.lock:
             waiting = [read for read in self._waiting if read.reader is reader]
-            self._waiting.difference_update(waiting)
-            for read in waiting:
-                read.has_ended = True
+            self._end(waiting)
         self._cancelled(waiting)
 
     def close(self) -> None:
@@ -185,9 +183,7 @@ class PositionedObject:
                     self.pause(piece.run)  # what it reads next is requested again, and tells how it fares
                 if not piece.is_dropped:
                     self.drop(piece)
-                for read in waiting:
-                    read.has_ended = True
-                self._waiting.difference_update(waiting)
+                self._end(waiting)
             elif not piece.is_dropped:
                 piece.data = completion.body
                 self._arrive(piece, waiting, ready)
@@ -244,10 +240,13 @@ class PositionedObject:
         run = self._runs.of(start, end, has_gap=bool(gaps))
         if gaps:
             if run is None:
-                run = self._begin_run(start, end)
+                run = self._begin_run(start, end)  # which may drop what another run left
+                pieces, gaps = self._cover(start, end)
+            self._reads.hold(pieces)  # what is requested now must not take their memory
             for gap_start, gap_end in gaps:
                 sends.append(self._request(gap_start, gap_end, run))
-            pieces, _ = self._cover(start, end)
+            pieces, gaps = self._cover(start, end)
+            assert not gaps
         missing = [piece for piece in pieces if piece.data is None]
         read.run = run
         views = None
@@ -387,6 +386,15 @@ class PositionedObject:
             self._reads.detach(piece)  # the program has skipped it
         if piece.run is None and not piece.is_dropped:
             self._reads.keep(piece, self)
+
+    def _end(self, waiting: Sequence[WaitingRead]) -> None:
+        """End reads without giving them bytes."""
+        self._waiting.difference_update(waiting)
+        for read in waiting:
+            read.has_ended = True
+            for piece in read.pieces:
+                if piece.data is not None and piece.run is None and not piece.is_dropped:
+                    self._reads.keep(piece, self)
 
     def _give(self, read: WaitingRead, pieces: Sequence[Piece]) -> list[memoryview]:
         """Return the bytes of a read, and drop the pieces that were given completely."""

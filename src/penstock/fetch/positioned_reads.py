@@ -187,6 +187,12 @@ class PositionedReads:
         """Find memory for a piece that nobody waits for, which is not part of a run."""
         return self._hold(piece, force=False)
 
+    def hold(self, pieces: Sequence[Piece]) -> None:
+        """Hold pieces, whatever else needs memory, until they are kept again or released."""
+        for piece in pieces:
+            if self._spare.pop(piece, None) is not None:
+                self._spare_bytes -= piece.length_bytes
+
     def keep(self, piece: Piece, owner: PieceHolder) -> None:
         """Hold a piece that may still be read, as long as there is room."""
         if piece not in self._spare:
