@@ -34,7 +34,7 @@ from penstock.cli.run import run as run_command
 from penstock.cli.sandbox import sandbox
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.tracebacks import users_text
 
 if TYPE_CHECKING:
@@ -160,11 +160,23 @@ def _failed(error: Exception) -> int:
     if text:
         for line in text.splitlines():
             print_message(line)
+    elif isinstance(error, ConfigError) and "\n" in error.what:
+        _print_with_traceback(error)
     elif isinstance(error, PenstockError | OSError):
         _print_error(one_line(error))
     else:
         raise error
     return EXIT_FAILED
+
+
+def _print_with_traceback(error: ConfigError) -> None:
+    """Print an error whose message ends with the traceback of code that cannot be used, e.g. that of a transform."""
+    first, *rest = error.what.splitlines()
+    _print_error(first)
+    for line in rest:
+        print_message(f"    {line}")
+    if error.hint:
+        print_message(f"Hint: {error.hint}")
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -113,3 +115,22 @@ def test_a_trial_that_fails_shows_the_authors_frames_alone(
     assert error.startswith(first)
     assert error.endswith(last)
     assert error.count("  File ") <= 1
+
+
+def test_a_transform_that_cannot_be_imported_shows_its_traceback_line_by_line(tmp_path: Path) -> None:
+    """The gateway ends with the reason in one line, and the author's frames below it."""
+    (tmp_path / "unusable.py").write_text("VALUE = {}['no']\n")
+    flags = "--upstream s3://bucket --anonymous --transform ./unusable.py:f --cache none --port 0 --processes 1"
+    command = [sys.executable, "-m", "penstock", "gateway", *flags.split()]
+    environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_TRACEBACK"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[:2] == [
+        "penstock: the transform of bucket does not start: KeyError: 'no'",
+        "    Traceback (most recent call last):",
+    ]
+    assert lines[2] == f'      File "{tmp_path}/unusable.py", line 1, in <module>'
+    assert lines[-1] == "    KeyError: 'no'"

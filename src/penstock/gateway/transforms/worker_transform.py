@@ -263,21 +263,22 @@ class WorkerTransform:
                 "the source was replaced while it was transformed" if is_changed else "the source could not be read"
             )
             return error
-        self._log(request, source, f"failed: {failure.kind}: {failure.message}\n{failure.traceback}".rstrip())
+        self._log(request, source, f"failed: {failure.kind}: {failure.message}", traceback=failure.traceback)
         shown = failure.kind if failure.kind.isidentifier() else "an error"
         reason = f"failed with {shown}"
         if failure.kind == "MemoryError":
             reason = "needs more memory than it is allowed"
         return S3Error("TransformFailed", f"The transform {self.name} {reason}.", status=400)
 
-    def _log(self, request: GatewayRequest, source: Source, text: str) -> None:
+    def _log(self, request: GatewayRequest, source: Source, text: str, *, traceback: str = "") -> None:
         log.error(
-            "%s: the transform %s of %r %s (request %s)",
+            "%s: the transform %s of %r %s (request %s)%s",
             self._access_point.name,
             self.name,
             source.key,
             text,
             request.request_id,
+            f"\n{traceback}".rstrip(),
             extra={"request_id": request.request_id},
         )
 
