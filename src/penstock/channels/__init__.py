@@ -8,10 +8,16 @@ from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.channels.inputs import InputChannel as InputChannel
+    from penstock.channels.reader import PipeReader as PipeReader
     from penstock.channels.runner.running import RunResult as RunResult
     from penstock.channels.runner.running import run as run
 
-_ORIGIN = {"InputChannel": "inputs", "RunResult": "runner.running", "run": "runner.running"}
+_ORIGIN = {
+    "InputChannel": "inputs",
+    "PipeReader": "reader",
+    "RunResult": "runner.running",
+    "run": "runner.running",
+}
 
 __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
 

@@ -3,12 +3,11 @@
 The writer must be able to end at any moment, whatever the program does. So it never blocks in a system call that nothing can
 interrupt: it waits in ``poll`` for the FIFO and for an eventfd, and the FIFO's descriptor is non-blocking. Opening a FIFO for
 writing has no such form, since without a reader a non-blocking open fails; that open does block, and ``cancel`` releases it by
-opening the other end.
+opening the other end. Both opens go by a descriptor of the FIFO itself, so they meet even if the program removes its name.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
@@ -54,6 +53,7 @@ class Fifo:
         if path.is_fifo():
             path.unlink()
         os.mkfifo(path, 0o600)
+        self._path_fd: int | None = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def open(self) -> None:
         """Wait for a reader.
@@ -61,7 +61,7 @@ class Fifo:
         Raises:
             CancelledFifoError: ``cancel`` was called.
         """
-        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{self._path_fd}", os.O_WRONLY | os.O_CLOEXEC)
         with self._lock:
             self._fd = fd
             if self._is_cancelled:
@@ -110,22 +110,18 @@ class Fifo:
     def close(self) -> None:
         """Close the writer's end, after which the reader finds the end of the file; idempotent."""
         with self._lock:
-            for fd in (self._fd, self._released_fd):
+            for fd in (self._fd, self._released_fd, self._path_fd):
                 if fd is not None:
                     os.close(fd)
-            self._fd = self._released_fd = None
+            self._fd = self._released_fd = self._path_fd = None
 
     def cancel(self) -> None:
         """Have ``open`` end if it waits; ``write`` ends by the eventfd."""
         with self._lock:
             self._is_cancelled = True
-            if self._fd is not None or self._released_fd is not None:
-                return
-            try:
-                self._released_fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno != errno.ENOENT:
-                    raise
+            if self._fd is None and self._released_fd is None and self._path_fd is not None:
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                self._released_fd = os.open(f"/proc/self/fd/{self._path_fd}", flags)
 
 
 @cache
