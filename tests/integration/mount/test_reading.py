@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,18 +260,23 @@ def test_a_warm_cache_answers_without_a_request_or_a_thread(
 
 def test_thirty_two_files_stay_within_the_budget(faulty: FaultyServer, connect_hasty: Callable[..., Store]) -> None:
     """Many files that are read at once, and then left open, hold the budget at most, and what single reads wait for."""
+    for number in range(32):
+        faulty.objects[f"large/{number}"] = LARGE[f"large/{number % 4}"]
     store = connect_hasty()
     nodes = [node for node in nodes_of(store) if node.name.startswith(b"large")]
     budget = Budget(8 * MIB)
     files = StoreFiles(store, budget=budget)
-    opened = [(nodes[number % 4], files.open_file(nodes[number % 4])) for number in range(32)]
+    opened = [(node, files.open_file(node)) for node in nodes]
     answers = Answers()
     for start in range(0, 5 * MIB, 512 * KIB):
         for _, file in opened:
             answers.begin(file, start, 512 * KIB)
         results = answers.wait()
-        assert results == [LARGE[node.name.decode()][start : start + 512 * KIB] for node, _ in opened]
+        assert results == [faulty.objects[node.name.decode()][start : start + 512 * KIB] for node, _ in opened]
         assert budget.statistics().used_bytes <= 8 * MIB + 32 * MIB
     files.close()
-    used = budget.statistics()
-    assert used.used_bytes == used.free_bytes
+    del file, opened, results
+    deadline_s = time.monotonic() + 60
+    while budget.statistics().used_bytes > budget.statistics().free_bytes:  # what is cancelled ends a little later
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.01)
