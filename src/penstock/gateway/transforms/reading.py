@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.config import MIB
 from penstock.fetch.plan import PlanItem
 from penstock.gateway.transforms.output import view_of
+from penstock.gateway.transforms.source_checksum import SourceChecksum
 from penstock.store.file import ObjectReader
 from penstock.types import ByteRange
 
@@ -48,6 +49,8 @@ class VersionReader(io.RawIOBase):
         source: The version to read.
         check: Called before each read; raises if the call was cancelled.
 
+    A source that is read whole, by iterating or by one ``read()``, is compared with the checksum in its headers.
+
     Cost: No request before the first read. Iterating sends one request for each 2 MiB, at most 16 at a time.
     """
 
@@ -74,8 +77,17 @@ class VersionReader(io.RawIOBase):
         return self.tell() >= self.size_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next bytes; see ``SourceReader``."""
-        return b"" if self._is_at_end() else self._opened().read(size)
+        """Return the next bytes; see ``SourceReader``.
+
+        Raises:
+            ChecksumError: These are all bytes of the source, and they do not match its checksum.
+        """
+        if self._is_at_end():
+            return b""
+        data = self._opened().read(size)
+        if len(data) == self.size_bytes and (checksum := SourceChecksum.of(self.headers)) is not None:
+            checksum.update(data, is_last=True)
+        return data
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer` with the next bytes; see ``SourceReader``."""
@@ -113,15 +125,18 @@ class VersionReader(io.RawIOBase):
         span = ByteRange(self.tell(), self.size_bytes)
         item = self._item(None if span.start == 0 else span)
         parts = self._store.read_parts([item], part_bytes=READ_PART_BYTES, requests_max=READ_REQUESTS_MAX)
-        return self._pieces(parts)
+        return self._pieces(parts, SourceChecksum.of(self.headers) if span.start == 0 else None)
 
-    def _pieces(self, parts: Iterator[Chunk]) -> Iterator[memoryview]:
+    def _pieces(self, parts: Iterator[Chunk], checksum: SourceChecksum | None) -> Iterator[memoryview]:
         try:
             for chunk in parts:
                 self._check()
-                self.seek(chunk.offset_bytes + len(chunk.data))
+                end = chunk.offset_bytes + len(chunk.data)
+                self.seek(end)
                 data = chunk.data.toreadonly()
                 del chunk  # the caller alone keeps the memory
+                if checksum is not None:
+                    checksum.update(data, is_last=end == self.size_bytes)
                 yield data
                 del data
         finally:

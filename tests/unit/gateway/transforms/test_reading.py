@@ -7,16 +7,17 @@ import io
 import os
 import random
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.errors import ObjectChangedError
+from penstock.errors import ChecksumError, ObjectChangedError
 from penstock.gateway.transforms.reading import PipedReader, SourceVersion, VersionReader
 from penstock.store import Store
+from penstock.store.checksums import encode
 
 DATA = os.urandom(7_000_000)
 
@@ -158,3 +159,51 @@ def test_piped_output_does_not_jump() -> None:
     for jump in (lambda: reader.seek(0), lambda: reader.read_range(0, 1)):
         with pytest.raises(io.UnsupportedOperation):
             jump()
+
+
+READ_WHOLE: dict[str, Callable[[VersionReader], bytes]] = {
+    "iterating": lambda reader: b"".join(map(bytes, reader)),
+    "read": lambda reader: reader.read(),
+    "read_at_most": lambda reader: reader.read(len(DATA) + 1),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["crc32c", "crc64nvme"])
+@pytest.mark.parametrize("way", READ_WHOLE)
+def test_a_whole_source_is_compared_with_its_checksum(store: Store, way: str, algorithm: str) -> None:
+    """Bytes that do not match the checksum of the source's head are an error, at the latest with the last ones."""
+    for checksum, is_right in (
+        (encode(algorithm, DATA), True),
+        (encode(algorithm, DATA[:-1] + b"?"), DATA[-1:] == b"?"),
+    ):
+        source = version(store, "data")._replace(headers={f"x-amz-checksum-{algorithm}": checksum})
+        with VersionReader(store, source, check=lambda: None) as reader:
+            if is_right:
+                assert READ_WHOLE[way](reader) == DATA
+            else:
+                with pytest.raises(ChecksumError):
+                    READ_WHOLE[way](reader)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-amz-checksum-crc32c": "AAAAAA==-2"},
+        {"x-amz-checksum-crc32c": "AAAAAA==", "x-amz-checksum-type": "COMPOSITE"},
+        {"x-amz-checksum-sha1": "AAAA", "x-amz-checksum-unknown": "AAAA", "content-type": "text/plain"},
+    ],
+    ids=["parts", "composite", "others"],
+)
+def test_checksums_of_other_kinds_are_not_compared(store: Store, headers: dict[str, str]) -> None:
+    """A checksum of the parts, or of an algorithm that is slow or unknown, says nothing here."""
+    with VersionReader(store, version(store, "data")._replace(headers=headers), check=lambda: None) as reader:
+        assert b"".join(map(bytes, reader)) == DATA
+
+
+def test_a_part_of_a_source_is_not_compared(store: Store) -> None:
+    """The checksum of the whole object does not stop a transform that reads a part of it."""
+    source = version(store, "data")._replace(headers={"x-amz-checksum-crc32c": "AAAAAA=="})
+    with VersionReader(store, source, check=lambda: None) as reader:
+        assert reader.read(10) == DATA[:10]
+        assert b"".join(map(bytes, reader)) == DATA[10:]
+        assert bytes(reader.read_range(3, 5)) == DATA[3:5]
