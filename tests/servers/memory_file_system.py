@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +47,7 @@ class MemoryFileSystem:
         self.children: dict[int, list[tuple[bytes, int]]] = {}
         self.held: list[tuple[Reply, Any]] = []
         self.handles: set[int] = set()
+        self.backing: dict[str, int] = {}
         self.closed = False
         self._next = ROOT_INODE
         self._add(tree)
@@ -89,7 +91,7 @@ class MemoryFileSystem:
             self.held.append((reply, inode))
             return
         self.handles.add(inode)
-        reply.opened(inode, keeps_cache=True)
+        reply.opened(inode, keeps_cache=True, backing=self.backing.get(self._name(inode), 0))
 
     def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
         name = self._name(handle)
@@ -112,7 +114,7 @@ class MemoryFileSystem:
         reply.ok()
 
     def open_directory(self, inode: int, reply: Reply) -> None:
-        reply.opened(inode)
+        reply.opened(inode, keeps_cache=self._name(inode) == "kept")
 
     def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
         offered: list[int] = []
@@ -159,6 +161,7 @@ def default_tree() -> dict[str, Any]:
         "empty": b"",
         "large.bin": content("large.bin", 20_000_003),
         "folder": {"inner": {"deep.txt": content("deep.txt", 10)}, "näme with spaces": b"x"},
+        "kept": {"one": b"1", "two": b"2"},
         "many": {f"file-{number:05}": b"%d" % number for number in range(5000)},
     }
     return tree | {name: content(name, 100_000) for name in MISBEHAVING}
@@ -212,6 +215,17 @@ def main(directory: str) -> None:
             say(alive=thread.is_alive(), closed=file_system.closed)
         elif command == "forget":
             say(names=session.forget_names())
+        elif command == "back":
+            with tempfile.TemporaryFile() as file:
+                file.write(b"of the backing file")
+                file.flush()
+                number = session.open_backing(file.fileno())
+            if number is not None:
+                file_system.backing["small.txt"] = number
+            say(backing=number)
+        elif command == "drop":
+            session.close_backing(file_system.backing.pop("small.txt"))
+            say()
         elif command == "fork":
             child = os.fork()
             if child == 0:

@@ -166,8 +166,11 @@ class Reply(Protocol):
     def attributes(self, attributes: Attributes, *, lifetime_s: float) -> None:
         """Reply to GETATTR."""
 
-    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> bool:
+    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False, backing: int = 0) -> bool:
         """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them.
+
+        With the number of a `backing` file (``FuseSession.open_backing``), the kernel reads from that file and sends no READ.
+        While a node is open in this way, it cannot be opened in another one, nor the other way round: programs get ``EIO``.
 
         For a directory, `keeps_cache` lets the kernel remember its entries, and use those that it remembers. Returns False if
         the kernel no longer waited: the handle is not open, and will not be released.

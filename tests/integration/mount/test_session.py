@@ -275,6 +275,41 @@ def test_names_are_looked_up_anew(served: ServedMount) -> None:
     assert served.tell("statistics")["requests"]["LOOKUP"] > before
 
 
+def test_directories_that_the_kernel_may_remember(served: ServedMount) -> None:
+    """A directory that was opened with ``keeps_cache`` is read again from the kernel's memory, and any other one is not."""
+    for name in ("kept", "folder", "kept", "folder"):
+        served.run("ls", "-U", name)
+    before = served.tell("statistics")["requests"]["READDIRPLUS"]
+    assert served.run("ls", "-U", "kept").stdout == "one\ntwo\n"
+    assert served.tell("statistics")["requests"]["READDIRPLUS"] == before
+    served.run("ls", "-U", "folder")
+    assert served.tell("statistics")["requests"]["READDIRPLUS"] > before
+
+
+def test_direct_reads(served: ServedMount) -> None:
+    """Programs that bypass the kernel's pages (``O_DIRECT``) read the right bytes, and can be killed while they wait."""
+    read = ["dd", "if=large.bin", "bs=1M", "iflag=direct", "status=none"]
+    digest = served.run("sh", "-c", f"{' '.join(read)} | md5sum").stdout.split()[0]
+    assert digest == hashlib.md5(content("large.bin", 20_000_003)).hexdigest()
+    command = ["dd", f"if={served.directory}/hangs", "iflag=direct", "status=none"]
+    program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_until(lambda: served.tell("statistics")["held"] > 0)
+    program.kill()
+    assert program.wait(TIME_S_MAX) == -signal.SIGKILL
+
+
+def test_reading_past_the_session(served: ServedMount) -> None:
+    """With a backing file, the kernel reads from that file: no READ arrives; afterwards the session is asked again."""
+    if served.tell("back")["backing"] is None:
+        pytest.skip("needs root, and a kernel with FUSE passthrough (Linux 6.9)")
+    assert served.run("head", "-c", "19", "small.txt").stdout == "of the backing file"
+    assert "READ" not in served.tell("statistics")["requests"]
+    served.tell("drop")
+    _wait_until(lambda: served.tell("statistics")["handles"] == 0)
+    assert served.run("head", "-c", "19", "small.txt").stdout.encode(errors="replace")[:1] != b"o"
+    assert served.tell("statistics")["requests"]["READ"] > 0
+
+
 def test_a_killed_process_leaves_a_stale_mount(served: ServedMount) -> None:
     """After ``kill -9`` programs get ``ENOTCONN`` at once; the stale mount is found and removed, and mounting works again."""
     program = subprocess.Popen(["cat", served.directory / "hangs"], stderr=subprocess.DEVNULL)

@@ -152,14 +152,16 @@ class KernelReply:
         self._outbox.send(self, [replies.attributes(self.unique, attributes, lifetime_s)])
 
     @_answers_in_any_case
-    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False) -> bool:
+    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False, backing: int = 0) -> bool:
         """Reply to OPEN and OPENDIR; whether the handle is open."""
         flags = OpenFlag.KEEP_CACHE.value if keeps_cache else 0
         if self.operation == Operation.OPENDIR:
             flags = flags and flags | OpenFlag.CACHE_DIR.value
+        elif backing:
+            flags = OpenFlag.PASSTHROUGH.value
         elif is_direct:
             flags |= OpenFlag.DIRECT_IO.value
-        return self._outbox.send(self, [replies.opened(self.unique, handle, flags)])
+        return self._outbox.send(self, [replies.opened(self.unique, handle, flags, backing)])
 
     @_answers_in_any_case
     def data(self, pieces: Sequence[Buffer]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 
 GONE = frozenset({errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN, errno.EPERM})
@@ -52,6 +53,14 @@ class Device:
             OSError: Nobody waits for it (``ENOENT``), the connection has ended, or the message is refused.
         """
         os.writev(self._number, message)
+
+    def control(self, number: int, argument: bytes) -> int:
+        """Call ioctl(2) on the device, and return its result.
+
+        Raises:
+            OSError: The system refuses, or the connection has ended (``ENOTTY``).
+        """
+        return int(fcntl.ioctl(self._number, number, bytearray(argument)))  # with bytes, it would not return the number
 
     def close(self) -> None:
         """End the connection: programs that wait get ``ECONNABORTED``, and later ones ``ENOTCONN``."""

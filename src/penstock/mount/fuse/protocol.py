@@ -114,12 +114,12 @@ class Feature(IntFlag):
     ASYNC_READ = 1 << 0
     DO_READDIRPLUS = 1 << 13
     READDIRPLUS_AUTO = 1 << 14
-    ASYNC_DIO = 1 << 15
     PARALLEL_DIROPS = 1 << 18
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22
     INIT_EXT = 1 << 30
     DIRECT_IO_ALLOW_MMAP = 1 << 36
+    PASSTHROUGH = 1 << 37
 
 
 class OpenFlag(IntFlag):
@@ -128,6 +128,12 @@ class OpenFlag(IntFlag):
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
     CACHE_DIR = 1 << 3
+    PASSTHROUGH = 1 << 7
+
+
+BACKING_OPEN = 0x4010_E501
+BACKING_CLOSE = 0x4004_E502
+"""Numbers of the ioctl calls on ``/dev/fuse`` that register a file for ``OpenFlag.PASSTHROUGH``, and forget it again."""
 
 
 class Notification(IntEnum):

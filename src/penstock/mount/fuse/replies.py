@@ -20,8 +20,8 @@ _LIFETIMES = "Q8xQQII"  # node, generation, lifetimes of name and attributes
 _DIRECTORY_ENTRY = "QQII"
 _ENTRY = struct.Struct("=IiQ" + _LIFETIMES + _ATTRIBUTES)
 _GET_ATTRIBUTES = struct.Struct("=IiQ" + "QI4x" + _ATTRIBUTES)
-_OPENED = struct.Struct("=IiQ" + "QI4x")
-_INIT = struct.Struct("=IiQ" + "IIIIHHIIHHI28x")
+_OPENED = struct.Struct("=IiQ" + "QIi")
+_INIT = struct.Struct("=IiQ" + "IIIIHHIIHHII24x")
 _STATISTICS = struct.Struct("=IiQ" + "QQQQQIII4x24x")
 _LENGTH = struct.Struct("=IiQ" + "I4x")
 _NAMED = struct.Struct("=" + _DIRECTORY_ENTRY)
@@ -89,9 +89,9 @@ def attributes(unique: int, described: Attributes, lifetime_s: float) -> bytes:
     )
 
 
-def opened(unique: int, handle: int, flags: int) -> bytes:
+def opened(unique: int, handle: int, flags: int, backing: int = 0) -> bytes:
     """Return the reply to OPEN and OPENDIR."""
-    return _OPENED.pack(_OPENED.size, 0, unique, handle, flags)
+    return _OPENED.pack(_OPENED.size, 0, unique, handle, flags, backing)
 
 
 def directory(entries: Iterable[tuple[Attributes, bytes, int]], *, room_bytes: int) -> bytearray:
@@ -172,12 +172,13 @@ def init(
         *(MAJOR, minor, read_ahead_bytes, features & 0xFFFF_FFFF),
         *(background_max, background_max * 3 // 4, WRITE_BYTES_MAX, 1),
         *(request_bytes_max // PAGE_BYTES if features & Feature.MAX_PAGES else 0, 0, features >> 32),
+        1 if features & Feature.PASSTHROUGH else 0,  # backing files lie on a file system that is not stacked itself
     )
 
 
 def init_version(unique: int) -> bytes:
     """Return the reply to INIT of a kernel with a newer major version, which then asks again with this one."""
-    return _INIT.pack(_INIT.size, 0, unique, MAJOR, *(0,) * 10)
+    return _INIT.pack(_INIT.size, 0, unique, MAJOR, *(0,) * 11)
 
 
 def invalidate_inode(number: int, inode: int) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import select
+import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ from penstock.mount.fuse.device import GONE, Device
 from penstock.mount.fuse.dispatching import Dispatcher
 from penstock.mount.fuse.interrupts import InterruptedRequests
 from penstock.mount.fuse.protocol import (
+    BACKING_CLOSE,
+    BACKING_OPEN,
     BUFFER_BYTES,
     EPOCH_MINOR_MIN,
     MAJOR,
@@ -37,16 +41,17 @@ if TYPE_CHECKING:
 
 _WANTED = (
     Feature.ASYNC_READ
-    | Feature.ASYNC_DIO
     | Feature.PARALLEL_DIROPS
     | Feature.ABORT_ERROR
     | Feature.MAX_PAGES
     | Feature.INIT_EXT
     | Feature.DIRECT_IO_ALLOW_MMAP
     | Feature.DO_READDIRPLUS
+    | Feature.PASSTHROUGH
 )
 """Pages are dropped neither by time (``AUTO_INVAL_DATA``, which costs a GETATTR for each read after the attributes' lifetime)
-nor by notification: each version of a file is a node of its own, so its pages stay right."""
+nor by notification: each version of a file is a node of its own, so its pages stay right. ``ASYNC_DIO`` is left out: with it, a
+program that is killed while it reads with ``O_DIRECT`` is uninterruptible until the reply comes, and no INTERRUPT is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +115,9 @@ class FuseSession:
         self._dispatcher.handlers[Operation.INIT] = self._init
         self._dispatcher.handlers[Operation.INTERRUPT] = self._interrupt
         self._minor: int | None = None
+        self._features = 0
         self._ready = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may call stop() while this thread holds it
         self._is_stopping = self._is_running = self._has_ended = False
         self._failure: ConfigError | None = None
         forks.register(self)
@@ -179,9 +185,30 @@ class FuseSession:
         self._notify(replies.notification(Notification.INCREMENT_EPOCH))
         return True
 
+    def open_backing(self, descriptor: int) -> int | None:
+        """Register a file from which the kernel may read for ``Reply.opened(backing=)``; `descriptor` may be closed then.
+
+        Returns:
+            Its number, or None if the system does not permit this: it needs Linux 6.9 with passthrough, root, and a file of a
+            file system that the kernel can read from directly.
+        """
+        if self._minor is None or not self._features & Feature.PASSTHROUGH:
+            return None
+        try:
+            return self._device.control(BACKING_OPEN, struct.pack("=iI8x", descriptor, 0))
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ELOOP, *GONE):
+                return None
+            raise
+
+    def close_backing(self, number: int) -> None:
+        """Forget a registered file. Files that are open with it stay open."""
+        with suppress(OSError):  # the connection has ended
+            self._device.control(BACKING_CLOSE, struct.pack("=I", number))
+
     def after_fork_in_child(self) -> None:
         """Close the connection in a forked child: the mount must end with the process that serves it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_stopping = self._has_ended = True
         self._outbox.abandon_all()
         self._device.close()
@@ -237,10 +264,11 @@ class FuseSession:
             return
         minor = min(body.minor, MINOR_MAX)
         wanted = _WANTED if self._config.always_reads_attributes else _WANTED | Feature.READDIRPLUS_AUTO
+        self._features = body.features & wanted
         message = replies.init(
             header.unique,
             minor=minor,
-            features=body.features & wanted,
+            features=self._features,
             read_ahead_bytes=body.read_ahead_bytes_max,
             request_bytes_max=self._config.request_bytes_max,
             background_max=self._config.background_max,
