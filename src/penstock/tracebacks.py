@@ -224,6 +224,7 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _is_installed(entry: TracebackType) -> bool:
-    """Whether a frame is in the standard library or in an installed package."""
+    """Whether a frame is in the standard library or in an installed package; Cython names its sources without a folder."""
     path = entry.tb_frame.f_code.co_filename
-    return path.startswith(_INSTALLED) or "/site-packages/" in path or "/dist-packages/" in path
+    is_package = "/site-packages/" in path or "/dist-packages/" in path
+    return is_package or path.startswith(_INSTALLED) or path.endswith((".pyx", ".pxi"))

@@ -177,3 +177,15 @@ def test_an_error_without_a_users_frame_has_no_such_text() -> None:
     error = raised(lambda: int("x"))
     error.__traceback__ = None
     assert not users_text(error)
+
+
+def test_compiled_code_of_a_package_is_not_the_users() -> None:
+    """Cython's frames have relative paths, such as uvloop's, through which an error of the system passes."""
+    code = compile("int('x')", "uvloop/loop.pyx", "exec")
+    error = raised(lambda: exec(code, {}))
+    assert error.__traceback__ is not None
+    frames = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
+    error.__traceback__ = frames
+    assert frames is not None
+    assert frames.tb_frame.f_code.co_filename == "uvloop/loop.pyx"
+    assert not users_text(error)

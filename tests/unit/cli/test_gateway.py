@@ -134,3 +134,26 @@ def test_a_transform_that_cannot_be_imported_shows_its_traceback_line_by_line(tm
     ]
     assert lines[2] == f'      File "{tmp_path}/unusable.py", line 1, in <module>'
     assert lines[-1] == "    KeyError: 'no'"
+
+
+WRONG_TRANSFORMS = {
+    "resize(widht=3)": "resize(widht=...) is not an option of resize(). Hint: did you mean width=?",
+    "gunzip | resize(width=big)": "resize: width='big' must be a whole number",
+    "recode": "recode needs the argument format",
+    "tar2tfrecord(a=b:nope)": "'nope' is not one of file, bytes",
+}
+
+
+@pytest.mark.parametrize("transform", WRONG_TRANSFORMS)
+def test_check_finds_wrong_arguments_of_built_in_transforms(
+    transform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the start would refuse, ``check`` refuses, by the key in the file; it runs no code of others."""
+    file = tmp_path / "gateway.toml"
+    file.write_text(f"[access_points.abc]\nupstream = 's3://b'\ntransform = '{transform} | ./mine.py:f'\n")
+    assert run(["gateway", "check", "--config", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock: gateway.toml: access_points.abc.transform: ")
+    assert WRONG_TRANSFORMS[transform] in error
+    file.write_text("[access_points.abc]\nupstream = 's3://b'\ntransform = 'gunzip | ./mine.py:f'\n")
+    assert run(["gateway", "check", "--config", str(file)]) == 0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.errors import ConfigError
 from penstock.gateway.serving.checks import check_config
 from penstock.gateway.serving.startup import plan_text, read_keys, with_defaults
 from penstock.gateway.serving.tls import TlsCertificate
+from penstock.gateway.transforms.builtin import BUILTINS
+from penstock.gateway.transforms.program import load_program, spelled_program
 
 if TYPE_CHECKING:
     from penstock.gateway.authentication.keys import AccessKeys
@@ -21,6 +24,9 @@ def plan_lines(config: GatewayConfig) -> list[str]:
     """
     config = with_defaults(config)
     check_config(config)
+    for point in config.access_points:
+        if point.transform:
+            _check_builtins(point, config.names.of(f"access_points.{point.name}.transform"))
     keys = read_keys(config)
     scheme = "https" if config.tls_certificate else "http"
     lines = [
@@ -37,6 +43,20 @@ def plan_lines(config: GatewayConfig) -> list[str]:
         lines.append(f"buckets: the folders of {config.directory}, {access}")
     lines += [_access_point_line(point) for point in config.access_points]
     return lines
+
+
+def _check_builtins(point: AccessPoint, name: str) -> None:
+    """Check the arguments of built-in transforms; code of others is run only by worker processes.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value.
+    """
+    program = spelled_program(point.transform, arguments=point.arguments, folder=point.folder)
+    steps = tuple(step for step in program.steps if step.target in BUILTINS.values())
+    try:
+        load_program(program._replace(steps=steps))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.what}", hint=error.hint) from None
 
 
 def _keys_line(keys: AccessKeys | None) -> str:
