@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
+from penstock.gateway.buckets.hot_bodies import BODY_BYTES_MAX
 from penstock.gateway.buckets.store_heads import object_head
 
 if TYPE_CHECKING:
+    from penstock.gateway.buckets.hot_bodies import HotBodies
     from penstock.store.base import Store
     from penstock.types import ByteRange, Key, ObjectInfo
 
@@ -22,22 +24,45 @@ class BelievedObject:
     Args:
         cached: The cache.
         info: What it knows of the object.
+        hot: Keeps the bytes of small objects; None keeps none.
 
     Attributes:
         info: What the cache knows of the object.
         head: Description of the object.
     """
 
-    __slots__ = ("_cached", "head", "info")
+    __slots__ = ("_cached", "_hot", "_was_read", "head", "info")
 
-    def __init__(self, cached: Cached, info: ObjectInfo) -> None:
+    def __init__(self, cached: Cached, info: ObjectInfo, hot: HotBodies | None) -> None:
         self._cached = cached
+        self._hot = hot if info.size_bytes <= BODY_BYTES_MAX else None
+        self._was_read = False
         self.info = info
         self.head = object_head(info)
 
     def read_nowait(self, span: ByteRange) -> memoryview | None:
-        """Return bytes of the object: uint8[span]; None if they are more than 1 MiB, or not in memory."""
-        return self._cached.read_nowait(self.info, span) if span.length_bytes <= AT_ONCE_BYTES_MAX else None
+        """Return bytes of the object: uint8[span], read-only; None if they are more than 1 MiB, or not in memory."""
+        if span.length_bytes > AT_ONCE_BYTES_MAX:
+            return None
+        hot = self._hot
+        if hot is None:
+            return self._read(span)
+        whole = hot.get(self)
+        if whole is not None:
+            counts = self._cached.counts
+            counts.hit_count += 1
+            counts.hit_bytes += span.length_bytes
+            return whole[span.start : span.end]
+        body = self._read(span)
+        if body is not None and span.length_bytes == self.info.size_bytes:
+            if self._was_read:  # most objects of a training run are read once in each epoch
+                hot.keep(self, body)
+            self._was_read = True
+        return body
+
+    def _read(self, span: ByteRange) -> memoryview | None:
+        body = self._cached.read_nowait(self.info, span)
+        return None if body is None else body.toreadonly()
 
 
 class BelievedObjects:
@@ -45,10 +70,12 @@ class BelievedObjects:
 
     Args:
         store: The store; without a cache around it, nothing is known.
+        hot: Keeps the bytes of small objects; None keeps none.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, hot: HotBodies | None) -> None:
         self._cached = store if isinstance(store, Cached) else None
+        self._hot = hot
         self._needs_headers = store.keeps_headers
         self._objects: dict[Key, BelievedObject] = {}
 
@@ -62,5 +89,5 @@ class BelievedObjects:
         if known is None or known.info is not info:  # the cache returns the same record until it learns a new one
             if len(self._objects) >= _OBJECTS_COUNT_MAX:
                 self._objects.clear()
-            known = self._objects[key] = BelievedObject(cached, info)
+            known = self._objects[key] = BelievedObject(cached, info, self._hot)
         return known

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.fetch.budget import Budget
     from penstock.gateway.buckets.believed_objects import BelievedObject
+    from penstock.gateway.buckets.hot_bodies import HotBodies
     from penstock.gateway.buckets.writes import Writes
     from penstock.gateway.objects import Answer, GatewayRequest, ObjectHead, RequestBody
     from penstock.store.base import Store
@@ -54,6 +55,7 @@ class UpstreamBucket:
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
         writes: What changes the store's objects, as ``writes_for`` makes it; None if the bucket can only be read.
+        hot: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
 
     Attributes:
         name: Name of the bucket.
@@ -61,13 +63,21 @@ class UpstreamBucket:
         created_s: When the bucket was created.
     """
 
-    def __init__(self, name: str, store: Store, *, created_s: float = 0.0, writes: Writes | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        created_s: float = 0.0,
+        writes: Writes | None = None,
+        hot: HotBodies | None = None,
+    ) -> None:
         self.name = name
         self.store = store
         self.created_s = created_s
         self._writes = writes
         self._cached = store if isinstance(store, Cached) else None
-        self._known = BelievedObjects(store)
+        self._known = BelievedObjects(store, hot)
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
 

@@ -15,6 +15,7 @@ from penstock.errors import PenstockError
 from penstock.fetch import process_budget
 from penstock.gateway.aws_lambda import LambdaBucket, LambdaTransform
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
+from penstock.gateway.buckets.hot_bodies import HotBodies
 from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
@@ -62,6 +63,7 @@ class Assembly:
         self._order = order
         self._metrics = metrics
         self._stores: list[Store] = []
+        self._hot = HotBodies(process_budget())
         self._points: dict[str, Bucket] = {}
         self._directory: DirectoryBuckets | None = None
         self._internal: InternalFront | None = None
@@ -85,7 +87,9 @@ class Assembly:
             store = open_store(point, config)
             self._stores.append(store)
             writes = writes_for(point.name, store) if point.read_write else None
-            sources[point.name] = UpstreamBucket(point.name, store, created_s=self._started_s, writes=writes)
+            sources[point.name] = UpstreamBucket(
+                point.name, store, created_s=self._started_s, writes=writes, hot=self._hot
+            )
         transformed = [point for point in config.access_points if is_transformed(point)]
         if transformed:
             await self._start_transforms(transformed, sources)
@@ -173,6 +177,7 @@ class Assembly:
             if part is not None:
                 await part.close()
         self._webhooks = self._internal = self._directory = None
+        self._hot.close()
         stores, self._stores = self._stores, []
         for store in stores:
             await asyncio.to_thread(store.close)
