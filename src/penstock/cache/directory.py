@@ -60,6 +60,7 @@ _FREE_FILES_MIN = 32
 """With fewer free inodes the file system counts as full, whatever its free bytes are: small objects use up inodes."""
 
 _SEEN_COUNT_MAX = 1 << 18
+_UNSEEN = 0.0, -1
 _TOUCH_S = 600.0
 """Each process marks a block as used at most once in 10 minutes, so the order of use is known to 10 minutes."""
 
@@ -121,7 +122,9 @@ class CacheDirectory:
         self.reserve: Callable[[Mapping[int, int]], bool] | None = None
         """Reserves room for entries, given as bytes by folder. Without it, nothing is stored."""
         self.counts = counts
-        self._seen: dict[str, float] = {}  # file name of each block verified here: when it was last marked as used
+        self._seen: dict[
+            str, tuple[float, int]
+        ] = {}  # by file name of a verified block: last marked as used, and its size
         self._reset()
         forks.register(self)
         forks.register(self.failures)
@@ -243,14 +246,15 @@ class CacheDirectory:
     def _read(self, fd: int, identity: bytes, block: BlockRead, *, waits: bool) -> bool | None:
         """Fill a block's view; None if that would wait for the disk and `waits` is false."""
         name = block.name
-        seen_s = self._seen.get(name.file)
-        read = self._read_first if seen_s is None else self._read_again
+        seen_s, seen_bytes = self._seen.get(name.file, _UNSEEN)
+        is_verified = seen_bytes == block.size_bytes  # a store may tell two sizes of what it calls one version
+        read = self._read_again if is_verified else self._read_first
         try:
             if not read(fd, identity, block, self._slots.read_waiting if waits else self._slots.read_cached):
                 return None
             now_s = time.monotonic()
-            if seen_s is None or now_s - seen_s > _TOUCH_S:
-                self._mark_used(fd, name.file, now_s)
+            if not is_verified or now_s - seen_s > _TOUCH_S:
+                self._mark_used(fd, block, now_s)
         except CorruptEntryError as error:
             self._drop_corrupt(name, fd, error)
             return False
@@ -268,6 +272,8 @@ class CacheDirectory:
         head = bytearray(header_bytes_of(identity, size_bytes))
 
         def check(count: int) -> None:
+            if count != size_bytes:  # the rest of the view would be what its memory held before
+                raise CorruptEntryError(f"it holds {count} of {size_bytes} bytes")
             _refuse_other_users(fd)
             header = decode(head)
             if (header.identity, header.block_index) != (identity, block.number):
@@ -293,7 +299,7 @@ class CacheDirectory:
 
         return read(fd, bytearray(header_bytes if is_large else 0), view, header_bytes + block.start, check)
 
-    def _mark_used(self, fd: int, file: str, now_s: float) -> None:
+    def _mark_used(self, fd: int, block: BlockRead, now_s: float) -> None:
         with suppress(OSError):  # read-only, or another user's file: other processes then maintain the order of use
             os.utime(fd)
         seen = self._seen
@@ -301,7 +307,7 @@ class CacheDirectory:
             # The others are verified again.
             self._seen = dict(itertools.islice(seen.items(), _SEEN_COUNT_MAX // 2, None))
             seen = self._seen
-        seen[file] = now_s
+        seen[block.name.file] = now_s, block.size_bytes
 
     def _drop_corrupt(self, name: EntryName, fd: int, error: Exception) -> None:
         self.counts.corrupt_count += 1
