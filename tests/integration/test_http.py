@@ -153,12 +153,14 @@ def test_a_refused_head_becomes_a_get(status: int, ranges: bool) -> None:
     assert [head.split(b" ")[0] for head in server.heads] == [b"HEAD", b"GET"]
 
 
-def test_a_redirect_costs_one_request_more_only_once() -> None:
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
+def test_a_redirect_costs_one_request_more_only_once(status: int) -> None:
     """What is redirected is requested again to be followed; the next requests of the store are followed at once."""
 
     def script(_connection: int, _exchange: int, request: bytes) -> list[bytes]:
         if b" /x/" in request.partition(b"\r\n")[0]:
-            return [b"HTTP/1.1 302 Found\r\nLocation: /y/big\r\nContent-Length: 5\r\n\r\n", b"moved"]
+            head = b"HTTP/1.1 %d Elsewhere\r\nLocation: /y/big\r\nContent-Length: 5\r\n\r\n" % status
+            return [head, b"moved"]
         return [b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 3\r\n\r\n', b"odd"]
 
     with KeptServer(script) as server, ps.connect(f"{server.url}/x/") as store:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.types import Completion
 
 _REDIRECTS_MAX = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _HEAD_REFUSED = (401, 403, 405, 501)
 _FIRST_BYTE = ByteRange(0, 1)
 _IN_URLS = "/~-._!$&'()*+,;=:@%"
@@ -123,7 +122,8 @@ class _HttpExchange(Exchange[HttpStore]):
         self.submit(request)
 
     def resend_if_corrected(self, answer: HttpAnswer) -> bool:
-        if answer.status in _REDIRECTS and not self.follows and not self.cancelled:
+        is_redirect = 300 <= answer.status < 400 and b"location" in answer.headers  # as libcurl sees it
+        if is_redirect and not self.follows and not self.cancelled:
             self.follows = self.store.is_redirected = True
             self.send()
             return True
