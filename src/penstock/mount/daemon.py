@@ -9,6 +9,7 @@ the mount can be used, or the error. With ``is_bound``, it ends when its standar
 
 from __future__ import annotations
 
+import gc
 import logging
 import logging.handlers
 import os
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 LOG_BYTES_MAX = 1 << 20
 """Size at which a log file is put aside; one older file is kept."""
+
+_COLLECTOR_THRESHOLDS = (50_000, 20, 100)
+"""Nodes and names make no cycles, so looking for some among a million of them is in vain."""
 
 _log = logging.getLogger("penstock")
 
@@ -56,6 +60,7 @@ def main() -> int:
     request: DaemonRequest = pickle.load(sys.stdin.buffer)
     _log_to(request)
     _close_standard_streams(keeps_input=request.is_bound)
+    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     try:
         server = MountServer(request.config)
     except (PenstockError, OSError) as error:
@@ -64,6 +69,7 @@ def main() -> int:
     with server:
         if request.is_bound:
             threading.Thread(target=_end_with_input, name="penstock-bound", daemon=True).start()
+        os.chdir("/")  # not earlier: paths of the configuration may be relative
         _answer(request, None)
         _log.info("%s is mounted on %s.", request.config.url, request.config.directory)
         wait_for_signal(server)
@@ -94,7 +100,6 @@ def _log_to(request: DaemonRequest) -> None:
 
 def _close_standard_streams(*, keeps_input: bool) -> None:
     """Let go of the terminal and of the pipes of the process that started this one."""
-    os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2) if keeps_input else (0, 1, 2):
         os.dup2(null, number)

@@ -33,6 +33,7 @@ _BLOCK_BYTES = 1 << 12
 _ABSENT = Attributes(0, 0, 0, 0, 0, 0, 0)
 _STORAGE_CLASS = b"x-amz-storage-class"
 _DOTS_COUNT = 2
+_attributes = partial(tuple.__new__, Attributes)  # without the __new__ of NamedTuple, which is written in Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +57,13 @@ class NodeView:
 
         A directory has one link, which says, as on btrfs, that the number of directories in it is not known.
         """
-        modified_ns = max(0, int(node.modified_s * 1e9))
-        if node.info is None:
+        inode, _, _, info, modified_s, _, st_ino = node
+        modified_ns = int(modified_s * 1e9) if modified_s > 0 else 0
+        if info is None:
             mode = stat.S_IFDIR | self.directory_mode
-            return Attributes(node.inode, mode, 0, 1, modified_ns, self.uid, self.gid, node.st_ino)
+            return _attributes((inode, mode, 0, 1, modified_ns, self.uid, self.gid, st_ino))
         mode = stat.S_IFREG | self.file_mode
-        return Attributes(node.inode, mode, node.info.size_bytes, 1, modified_ns, self.uid, self.gid, node.st_ino)
+        return _attributes((inode, mode, info[1], 1, modified_ns, self.uid, self.gid, st_ino))
 
 
 class StoreFileSystem:
@@ -235,7 +237,8 @@ class StoreFileSystem:
 
     def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
         """Read ``user.etag`` or ``user.storage_class``."""
-        value = self._extended(inode).get(name)
+        # `ls -l` asks for access control lists and labels of each file
+        value = self._extended(inode).get(name) if name.startswith(b"user.") else None
         if value is None:
             reply.error(errno.ENODATA)
         else:

@@ -79,6 +79,7 @@ class RunningMount:
         """Unmount. Programs that have files open can go on reading them for 10 s. Idempotent."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._process.terminate()  # a forked child of this process may hold the other end of its input as well
         try:
             self._process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
@@ -190,7 +191,7 @@ def start_mount(
         StoreError: The store does not answer.
         WorkerDiedError: The process has died.
     """
-    log_file = log_file or default_log_file(config.directory)
+    log_file = (log_file or default_log_file(config.directory)).absolute()
     answers, its = os.pipe()
     try:
         process = subprocess.Popen(

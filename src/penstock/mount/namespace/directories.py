@@ -165,9 +165,9 @@ class StoreDirectories:
 
     def _refer(self, parent: int, names: Sequence[bytes], infos: Sequence[ObjectInfo], seen_s: float) -> list[Node]:
         nodes = self._nodes.refer(parent, names, infos, seen_s)
-        for node, info in zip(nodes, infos, strict=True):
-            if info.is_prefix:
-                self._folders.add(node.inode, parent=parent, prefix=info.key)
+        for index, node in enumerate(nodes):
+            if node[3] is None:
+                self._folders.add(node.inode, parent=parent, prefix=infos[index].key)
         return nodes
 
     def forget(self, inode: int, count: int) -> None:

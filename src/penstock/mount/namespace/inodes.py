@@ -7,6 +7,7 @@ takes a third of the time of BLAKE2 (0.2 instead of 0.6 µs).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.mount.contracts import ROOT_INODE, Node
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from penstock.types import ObjectInfo
 
+_node = partial(
+    tuple.__new__, Node
+)  # without the __new__ of NamedTuple, which is written in Python: 0.1 instead of 0.4 µs
 _BASE = 1 << 62  # keeps 0 and the root's number out, and the sign bit clear
 _MASK = _BASE - 1
 
@@ -72,13 +76,36 @@ class InodeTable:
         return node
 
     def refer(self, parent: int, names: Sequence[bytes], infos: Sequence[ObjectInfo], seen_s: float) -> list[Node]:
-        """Return the nodes of entries of one directory, each with one more reference."""
-        nodes, counts = self._nodes, self._counts
-        found = [self.describe(parent, name, info, seen_s) for name, info in zip(names, infos, strict=True)]
-        for node in found:
-            inode = node[0]
+        """Return the nodes of entries of one directory, each with one more reference.
+
+        Cost: About 1 µs per node. What ``describe`` does is written out here, because this bounds how fast a tree is walked.
+        """
+        nodes, counts, number_of, mounted_s = self._nodes, self._counts, self._number, self._mounted_s
+        found = []
+        for name, info in zip(names, infos, strict=True):
+            _, size_bytes, etag, modified_s, is_prefix, _, _ = info
+            number = number_of(parent, name)
+            if is_prefix:
+                inode = number
+            elif etag is None:
+                inode = version_number(number, info)
+            else:
+                inode = hash((number, etag, size_bytes)) & _MASK | _BASE
+            known = nodes.get(inode)
+            if known is None and not self._displaced:
+                counts[inode] = 1
+                if modified_s is None:
+                    modified_s = mounted_s
+                node = _node((inode, name, parent, None if is_prefix else info, modified_s, seen_s, number))
+            elif known is not None and known[3] is info and known[5] == seen_s and known[1] == name:
+                node = known  # from the same page of a listing
+                counts[inode] = counts.get(inode, 0) + 1
+            else:
+                node = self.describe(parent, name, info, seen_s)
+                inode = node.inode
+                counts[inode] = counts.get(inode, 0) + 1
             nodes[inode] = node
-            counts[inode] = counts.get(inode, 0) + 1
+            found.append(node)
         return found
 
     def forget(self, inode: int, count: int) -> Node | None:

@@ -22,6 +22,8 @@ FIRST_AHEAD = 2
 AHEAD_MAX = 64
 """The most directories to list ahead: at 30 ms per listing, 2 000 directories per second."""
 
+_PREDICTED_MAX = 16 * AHEAD_MAX
+
 
 class WalkAhead:
     """Chooses the directories to list ahead. Callers hold a lock.
@@ -50,8 +52,8 @@ class WalkAhead:
             self._predicted.discard(folder.inode)
             self._ahead_count = min(2 * self._ahead_count, AHEAD_MAX)
         elif any(parent.is_read for parent in islice(self._folders.above(folder), 1)):
-            self._ahead_count = FIRST_AHEAD
-            self._predicted.clear()
+            # Several programs may walk at the same time, and each of them is predicted now and then.
+            self._ahead_count = max(FIRST_AHEAD, self._ahead_count // 2)
         else:
             self._ahead_count = 0
         self._current = folder
@@ -63,6 +65,8 @@ class WalkAhead:
             return []
         ahead = list(islice(self._following(self._current), self._ahead_count))
         missing = [folder for folder in ahead if not self._is_listed(folder)]
+        if len(self._predicted) > _PREDICTED_MAX:  # a walk that leaves most directories out
+            self._predicted.clear()
         self._predicted.update(folder.inode for folder in missing)
         return missing
 
