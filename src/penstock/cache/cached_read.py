@@ -300,8 +300,14 @@ class CachedRead:
     def give(self, index: int, data: memoryview) -> None:
         """Copy a block that another read of this process has fetched; `data` is uint8[n], from the block's start."""
         start, view = self._part(index)
+        part = data[start : start + len(view)]
+        if len(part) != len(view):  # the store tells two sizes of what it calls one version
+            self.fail(
+                ObjectChangedError(f"block {index} of the object has {len(data)} bytes, fewer than its size says")
+            )
+            return
         if not self.cancelled:
-            view[:] = data[start : start + len(view)]
+            view[:] = part
         self.end_pieces()
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -238,6 +238,25 @@ def test_a_read_that_gives_up_does_not_take_others_with_it(world: World) -> None
     assert bytes(second_sink.wait().body) == data[100:200]
 
 
+def test_a_shared_block_of_another_size_is_an_error_for_one_alone(world: World) -> None:
+    """If a store tells two sizes of one version, a read that waits for another's shorter block ends with an error."""
+    data = content(1000)
+    world.memory.write("k", data)
+    gate = threading.Event()
+    held = _Held(world.memory, gate)
+    store = world.cache(held)
+    info = next(iter(store.list()))
+    _, first_sink = submit(store, Get("k", ByteRange(0, 100), info.etag))
+    assert held.begun.wait(10)
+    store.context.metadata.put("k", info._replace(size_bytes=3000), time.monotonic())
+    _, second_sink = submit(store, Get("k", ByteRange(0, 3000), info.etag))
+    while store.statistics().shared_count == 0:
+        threading.Event().wait(0.001)
+    gate.set()
+    assert isinstance(second_sink.wait().error, ObjectChangedError)
+    assert bytes(first_sink.wait().body) == data[:100]
+
+
 class _Held(MemoryStore):
     """A store that answers the first Get only when the gate opens."""
 
