@@ -325,6 +325,25 @@ def test_a_killed_process_leaves_a_stale_mount(served: ServedMount) -> None:
     assert not remove_stale(served.directory)
 
 
+@pytest.mark.heavy
+def test_killed_while_many_programs_read(served: ServedMount) -> None:
+    """When the serving process is killed under load, all programs end with an error; the directory can be mounted again."""
+    loop = "while md5sum large.bin many/file-000?? > /dev/null; do ls -l many > /dev/null; done"
+    command = ["sh", "-c", loop]
+    programs = [
+        subprocess.Popen(command, cwd=served.directory, stderr=subprocess.PIPE, env=ENVIRONMENT) for _ in range(16)
+    ]
+    _wait_until(lambda: served.tell("statistics")["requests"].get("RELEASE", 0) > 500)
+    served.process.kill()
+    served.process.wait()
+    for program in programs:
+        said = program.communicate(timeout=TIME_S_MAX)[1]
+        assert b"not connected" in said or b"connection abort" in said
+    again = ServedMount(served.directory)
+    assert again.run("cat", "small.txt").returncode == 0
+    again.close()
+
+
 def test_a_forked_child_does_not_keep_the_mount_alive(served: ServedMount) -> None:
     """A child that the serving process forked holds no connection: when the process dies, the mount is dead."""
     child = served.tell("fork")["child"]

@@ -74,16 +74,19 @@ class InterruptedRequests:
         reply = self._outbox.waiting.get(unique)
         if reply is not None:
             self._watched[unique] = reply
-            self.check()
+            self._look_at(unique, reply)
 
     def check(self) -> None:
         """Answer the requests of threads that are about to end, and forget those that were answered."""
         for unique, reply in list(self._watched.items()):
-            if reply.is_waiting and is_dying(reply.thread_id):
-                self._outbox.abandon(reply)
-            if not reply.is_waiting:
-                del self._watched[unique]
+            self._look_at(unique, reply)
         self._next_s = time.monotonic() + CHECK_INTERVAL_MS / 1000
+
+    def _look_at(self, unique: int, reply: KernelReply) -> None:
+        if reply.is_waiting and is_dying(reply.thread_id):
+            self._outbox.abandon(reply)
+        if not reply.is_waiting:
+            del self._watched[unique]
 
     @property
     def wait_ms(self) -> int | None:
