@@ -16,7 +16,6 @@ from penstock.config import KIB, MIB, FetchConfig, RetryConfig
 from penstock.errors import (
     CancelledOperationError,
     ObjectChangedError,
-    ObjectMissingError,
     PenstockError,
     StoreError,
 )
@@ -205,7 +204,7 @@ def test_reads_are_right_or_fail(
     kinds = {type(error) for program in programs for error in program.errors}
     allowed: set[type[PenstockError]] = {CancelledOperationError}
     if changes:
-        allowed |= {ObjectChangedError, ObjectMissingError}
+        allowed.add(ObjectChangedError)
     if fault_ratio:
         allowed |= {kind for kind in kinds if issubclass(kind, StoreError)}
     assert kinds <= allowed

@@ -21,12 +21,14 @@ from penstock.errors import (
     CancelledOperationError,
     ClosedError,
     ObjectChangedError,
+    ObjectMissingError,
     PenstockError,
     ShortReadError,
+    SpanError,
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.pieces import Piece, WaitingRead
-from penstock.fetch.runs import REORDERED_BYTES_MAX, ReadRun, ReadRuns
+from penstock.fetch.runs import EXPECTED_BYTES, REORDERED_BYTES_MAX, ReadRun, ReadRuns
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion
 
 if TYPE_CHECKING:
@@ -153,6 +155,8 @@ class PositionedObject:
             self._last = None
             for run in self._runs:
                 self._reads.forget(run)
+                if run.start == 0 and run.goal_bytes and not run.is_whole:
+                    self._reads.note_whole(is_whole=False)
         self._cancelled(waiting)
         for transfer in transfers:
             transfer.cancel()
@@ -198,7 +202,7 @@ class PositionedObject:
 
     def _error_of(self, piece: Piece, completion: Completion) -> PenstockError | None:
         if completion.error is not None:
-            return completion.error
+            return self._explained(completion.error)
         if len(completion.body) != piece.length_bytes:
             # of an object that has become shorter, the info tells
             what = f"{len(completion.body)} of {piece.length_bytes} bytes arrived"
@@ -211,6 +215,18 @@ class PositionedObject:
         except ObjectChangedError as changed:
             return changed
         return error
+
+    def _explained(self, error: PenstockError) -> PenstockError:
+        """Return what an error means for an object that was listed."""
+        if type(error) is ObjectMissingError:
+            what = "the object was deleted since it was listed"
+        elif isinstance(error, SpanError):
+            what = f"the object has become shorter than the {self.info.size_bytes} bytes that were listed"
+        else:
+            return error
+        changed = ObjectChangedError(what, operation="GET", url=self._reads.core.describe(self.info.key))
+        changed.__cause__ = error
+        return changed
 
     def _check_version(self, info: ObjectInfo) -> None:
         """Compare an answer with the version that is read.
@@ -257,12 +273,23 @@ class PositionedObject:
                 piece.waiting.append(read)
             self._waiting.add(read)
         if run is not None:
-            self._reads.follow(self, run, waits=bool(missing))
+            self._follow(run, waits=bool(missing))
         if not missing:
             views = self._give(read, pieces)
         if run is not None and run.goal_bytes:
             self.read_ahead(run, sends)
         return views
+
+    def _follow(self, run: ReadRun, *, waits: bool) -> None:
+        """Note that a run was read, and choose how far to read ahead of it."""
+        size_bytes = self.info.size_bytes
+        if run.start == 0 and not run.is_whole and size_bytes > WHOLE_BYTES_MAX:
+            if run.frontier >= size_bytes:
+                run.is_whole = True
+                self._reads.note_whole(is_whole=True)
+            elif not run.taken_bytes and self._reads.expects_whole:
+                run.goal_bytes = max(run.goal_bytes, EXPECTED_BYTES)
+        self._reads.follow(self, run, waits=waits)
 
     def _has(self, start: int, end: int) -> bool:
         with self._reads.lock:

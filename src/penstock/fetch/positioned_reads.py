@@ -37,6 +37,7 @@ _SPARE_BYTES_MAX = 64 * MIB
 """Bytes of all objects that arrived, and of which programs took only a part or that they skipped."""
 _IDLE_S = 1.0
 """A run that was not read for so long gives up what is held for it if others need the memory."""
+_WHOLE_SCORE_MIN = 2
 _REQUESTS_BEGIN = 16
 _PARTS_PER_GOAL = 32
 """Parts that the distance to read ahead is cut into, as long as they are neither too small nor too large."""
@@ -96,6 +97,9 @@ class PositionedReads:
         self._spare: OrderedDict[Piece, PieceHolder] = OrderedDict()  # the one that was used last comes last
         self._spare_bytes = 0
         self._active: OrderedDict[ReadRun, tuple[PieceHolder, float]] = OrderedDict()  # and when it was read last
+        self._whole_score = (
+            0  # of the runs that began at the start of an object: how many of the last ones reached its end
+        )
         self._hungry: OrderedDict[ReadRun, PieceHolder] = OrderedDict()  # want to read further ahead than they may
 
     # ── under the lock: how far ahead ──────────────────────────────────────────────────────────────────────────────
@@ -111,6 +115,15 @@ class PositionedReads:
         if run.goal_bytes:
             self._active[run] = owner, time.monotonic()
             self._active.move_to_end(run)
+
+    @property
+    def expects_whole(self) -> bool:
+        """Whether a long object that is read from its start will probably be read to its end, as the last ones were."""
+        return self._whole_score >= _WHOLE_SCORE_MIN
+
+    def note_whole(self, *, is_whole: bool) -> None:
+        """Note that a run from the start of a long object has reached its end, or that it ended before."""
+        self._whole_score = min(self._whole_score + 1, 2 * _WHOLE_SCORE_MIN) if is_whole else 0
 
     def part_bytes(self, goal_bytes: int) -> int:
         """Return the size of parts for a run that is to be read `goal_bytes` ahead."""

@@ -28,6 +28,8 @@ and the fourth already fills 1.4 GB/s."""
 _GROWTH_ELSEWHERE = 1
 """The same for a run that neither begins at the start of the object nor has returned twice."""
 _AHEAD_BYTES_MIN = 1 * MIB
+EXPECTED_BYTES = 8 * MIB
+"""What to read ahead at the first read of an object if the last ones were read to their ends: it saves two round trips."""
 
 
 class ReadRun:
@@ -41,9 +43,19 @@ class ReadRun:
         taken_bytes: Bytes that it was given so far.
         returns_count: How often it asked for the next bytes after it was given some.
         continues: Whether the last read asked for the bytes that follow those before it.
+        is_whole: Whether it has reached the end of the object from its start.
     """
 
-    __slots__ = ("ahead_end", "continues", "frontier", "goal_bytes", "returns_count", "start", "taken_bytes")
+    __slots__ = (
+        "ahead_end",
+        "continues",
+        "frontier",
+        "goal_bytes",
+        "is_whole",
+        "returns_count",
+        "start",
+        "taken_bytes",
+    )
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -52,6 +64,7 @@ class ReadRun:
         self.taken_bytes = 0
         self.returns_count = 0
         self.continues = False
+        self.is_whole = False
 
     def takes(self, start: int, end: int, *, has_gap: bool) -> bool:
         """Whether a read belongs to this run; if so, it is noted.

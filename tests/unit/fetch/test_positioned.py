@@ -13,7 +13,9 @@ from penstock.errors import (
     CancelledOperationError,
     ClosedError,
     ObjectChangedError,
+    ObjectMissingError,
     PenstockError,
+    SpanError,
     UnavailableError,
 )
 from penstock.fetch import Budget
@@ -307,6 +309,38 @@ def test_another_version_is_refused(etag: str | None, now: ObjectInfo) -> None:
     assert reader.core.waiting[0].operation.if_match == etag
     reader.core.waiting[0].answer(info=now)
     assert isinstance(reader.results[-1], ObjectChangedError)
+
+
+@pytest.mark.parametrize("error", [ObjectMissingError("no such object"), SpanError("past the end")])
+def test_an_object_that_was_deleted_or_cut_has_changed(error: PenstockError) -> None:
+    """For who reads a listed object, its being gone or shorter is a change, not a missing path or a wrong argument."""
+    reader = Reader(HeldCore(40 * MIB, etag=None))
+    reader.begin(20 * MIB, 1000)
+    reader.core.waiting[0].answer(error=error)
+    (result,) = reader.results
+    assert isinstance(result, ObjectChangedError)
+    assert result.__cause__ is error
+
+
+def test_objects_that_are_read_to_their_ends_make_the_next_one_begin_faster() -> None:
+    """After two long objects were read whole, the first read of the next one already reads ahead; one that stops ends that."""
+    core = HeldCore(12 * MIB)
+    reads = PositionedReads(core, budget=Budget(512 * MIB))
+
+    def requests_at_first(steps_count: int) -> int:
+        """Read an object in so many steps, and return how many requests its first read sent."""
+        opened = PositionedObject(reads, core.info)
+        before = len(core.requests)
+        for step in range(steps_count):
+            opened.read(step * MIB, MIB, lambda _: None)
+            if step == 0:
+                first = len(core.requests) - before
+            core.answer_all()
+        opened.close()
+        return first
+
+    assert [requests_at_first(12) for _ in range(3)] == [1, 1, 9]
+    assert [requests_at_first(3) for _ in range(2)] == [9, 1]
 
 
 def test_fractions_of_a_second_do_not_make_another_version() -> None:
