@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
@@ -14,17 +14,23 @@ from penstock.channels.file.inflating import InflatingReceiver
 from penstock.channels.file.linking import link_file
 from penstock.errors import ConfigError, StoreError
 from penstock.sizes import format_bytes
+from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
 from penstock.transfer import FileReceiver, TransferItem, is_downloaded, stream
-from penstock.types import ObjectInfo
+from penstock.types import Head, ObjectInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from penstock.channels.entries import ChannelObject, Entries, EpochOrder
     from penstock.channels.inputs import InputChannel
+    from penstock.store import Store
 
 LOCAL_SCHEMES = ("", "file")
+
+HEADS_MAX = 64
+"""Questions for sizes in flight: 64 at 30 ms are 2 000 objects/s."""
 
 
 class ChannelProgress(Protocol):
@@ -89,8 +95,7 @@ def open_file_channel(
     root = path if downloads is None else downloads / _folder_of(channel)
     root.mkdir(parents=True, exist_ok=True)
     path.mkdir(parents=True, exist_ok=True)
-    store = LocalStore(root)
-    items = [_item(store, each, entries) for each in objects_of(order.entries(entries, epoch=0))]
+    items = _items(entries.store, LocalStore(root), objects_of(order.entries(entries, epoch=0)))
     missing = [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)
@@ -116,16 +121,39 @@ def linked_directory(channel: InputChannel, order: EpochOrder) -> Path | None:
     return directory if directory.is_dir() and order.has_all else None
 
 
-def _item(files: LocalStore, each: ChannelObject, entries: Entries) -> TransferItem:
-    """Return what is downloaded to where; one request if size or version are not known.
+def _items(source: Store, files: LocalStore, objects: Iterable[ChannelObject]) -> list[TransferItem]:
+    """Return what is downloaded to where. Objects of unknown size or version are asked for, several at a time.
 
     Raises:
-        ConfigError: The name is not a safe path.
+        ConfigError: A name is not a safe path.
+        StoreError: An object does not exist.
     """
-    path = files.path(each.name)
-    if each.size_bytes is None or each.etag is None:
-        return TransferItem(entries.store.stat(each.key), each.name, path)
-    return TransferItem(ObjectInfo(each.key, each.size_bytes, each.etag, each.modified_s), each.name, path)
+    found: list[TransferItem] = []
+    asked: InFlight[int] = InFlight(source)
+    try:
+        for each in objects:
+            info = ObjectInfo(each.key, each.size_bytes or 0, each.etag, each.modified_s)
+            found.append(TransferItem(info, each.name, files.path(each.name)))
+            if each.size_bytes is None or each.etag is None:
+                if len(asked) >= HEADS_MAX:
+                    _take_answer(asked, found)
+                asked.submit(Head(each.key), len(found) - 1)
+        while asked:
+            _take_answer(asked, found)
+    except BaseException:
+        asked.cancel()
+        asked.drain()
+        raise
+    return found
+
+
+def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
+    index, completion = asked.wait()
+    if completion.error is not None:
+        raise completion.error
+    assert completion.info is not None
+    item = found[index]
+    found[index] = replace(item, info=completion.info._replace(key=item.info.key))
 
 
 def _is_there(channel: InputChannel, item: TransferItem) -> bool:

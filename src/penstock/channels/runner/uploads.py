@@ -168,7 +168,10 @@ class CheckpointUploader:
         missing = [item for item in items if item.path is not None and not is_downloaded(item.path, item.info)]
         stream(store, iter(missing), FileReceiver(failures), failures)
         failures.raise_first()
-        self._uploaded = {info.key: _Version(info.size_bytes, info.etag) for info in _files(self._source)}
+        there = {item.key for item in items}
+        self._uploaded = {
+            info.key: _Version(info.size_bytes, info.etag) for info in _files(self._source) if info.key in there
+        }
 
     def _run(self) -> None:
         while not self._ended.wait(self._scan_s):

@@ -1,0 +1,213 @@
+"""Channels in File mode: downloads, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.channels import InputChannel
+from penstock.channels.entries import Entries, EpochOrder, name_below, open_source
+from penstock.channels.file import channel as file_channel
+from penstock.channels.file.channel import open_file_channel
+from penstock.channels.file.linking import link_file
+from penstock.errors import ConfigError, CorruptShardError, ObjectMissingError
+from penstock.store.memory import MemoryStore
+
+
+class Progress:
+    """What a run heard of its downloads."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[int, int]] = []
+        self.count = self.size_bytes = 0
+
+    def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        self.plans.append((count, size_bytes))
+
+    def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
+        self.count += count
+        self.size_bytes += size_bytes
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """The store of the channel."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def download(store: MemoryStore, tmp_path: Path) -> Callable[..., Progress]:
+    """Makes the files of a channel in ``tmp_path/train``."""
+
+    def download_it(
+        *, downloads: Path | None = None, order: EpochOrder | None = None, path: Path | None = None, **fields: Any
+    ) -> Progress:
+        channel = InputChannel(**({"name": "train", "url": "memory://bucket/train/"} | fields))
+        entries = Entries(open_source(channel, lambda _: store))
+        progress = Progress()
+        opened = open_file_channel(
+            channel, entries, path=path or tmp_path / "train", order=order or EpochOrder(), progress=progress,
+            downloads=downloads,
+        )  # fmt: skip
+        opened.check()
+        opened.close()
+        return progress
+
+    return download_it
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_objects_are_files(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """Files lie below the channel's directory as the keys say, large and empty ones too; progress counts them."""
+    objects = {"a": b"1", "sub/b": b"", "sub/deep/large": os.urandom(20 << 20)}
+    for key, data in objects.items():
+        store.write(f"train/{key}", data)
+    store.write("trainer", b"another prefix")
+    progress = download()
+    assert tree(tmp_path / "train") == objects
+    assert progress.plans == [(3, (20 << 20) + 1)]
+    assert (progress.count, progress.size_bytes) == (3, (20 << 20) + 1)
+
+
+def test_files_that_are_there_are_kept(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """A second run downloads only what changed or is missing."""
+    for key in "abc":
+        store.write(f"train/{key}", key.encode())
+    download()
+    store.write("train/b", b"B")
+    (tmp_path / "train" / "c").unlink()
+    assert download().plans == [(2, 2)]
+    assert tree(tmp_path / "train") == {"a": b"a", "b": b"B", "c": b"c"}
+    assert download().plans == [(0, 0)]
+
+
+def test_downloads_of_earlier_runs(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """With a directory for downloads, the files of a later run are links to those of an earlier one."""
+    for key in ("a", "sub/b"):
+        store.write(f"train/{key}", key.encode())
+    assert download(downloads=tmp_path / "kept").plans == [(2, 6)]
+    assert download(downloads=tmp_path / "kept", path=tmp_path / "second").plans == [(0, 0)]
+    assert tree(tmp_path / "second") == {"a": b"a", "sub/b": b"sub/b"}
+    assert (tmp_path / "second" / "a").samefile(tmp_path / "train" / "a")
+
+
+def test_links_across_file_systems_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no hard link is possible, the file is copied with its times."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    (tmp_path / "a").write_bytes(b"x" * 100_000)
+    os.utime(tmp_path / "a", (1, 2))
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    link_file(tmp_path / "a", tmp_path / "sub" / "b")
+    assert (tmp_path / "sub" / "b").read_bytes() == b"x" * 100_000
+    assert (tmp_path / "sub" / "b").stat().st_mtime == 2
+    assert not (tmp_path / "sub" / "b").samefile(tmp_path / "a")
+
+
+def test_gzip_is_inflated(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """With compression=Gzip the files hold what was compressed; an object that is no gzip leaves no file."""
+    data = os.urandom(1000) * 5000
+    store.write("train/a", gzip.compress(data))
+    download(compression="Gzip")
+    assert tree(tmp_path / "train") == {"a": data}
+    store.write("train/b", b"not gzip at all")
+    with pytest.raises(CorruptShardError, match="train/b"):
+        download(compression="Gzip", path=tmp_path / "other")
+    assert "b" not in tree(tmp_path / "other")
+    assert not [path for path in (tmp_path / "other").iterdir() if path.name.startswith(".penstock")]
+
+
+def test_shares_of_hosts(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """Hosts that share a prefix have each object once, and about as many each."""
+    for number in range(10):
+        store.write(f"train/{number}", b"%d" % number)
+    names: list[str] = []
+    for rank in range(3):
+        download(order=EpochOrder(part=rank, parts_count=3), path=tmp_path / f"{rank}")
+        found = tree(tmp_path / f"{rank}")
+        assert len(found) in (3, 4)
+        names += found
+    assert sorted(names) == [str(number) for number in range(10)]
+
+
+def test_a_manifest(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """The files of a manifest lie where its names say; a missing object is an error that names it."""
+    for number in range(3):
+        store.write(f"train/x/{number}", b"%d" % number)
+    store.write("list", json.dumps([{"prefix": "memory://bucket/train/"}, "x/2", "x/0"]).encode())
+    download(url="memory://bucket/list", data_type="ManifestFile")
+    assert tree(tmp_path / "train") == {"x/0": b"0", "x/2": b"2"}
+    store.write("list", json.dumps([{"prefix": "memory://bucket/train/"}, "x/9"]).encode())
+    with pytest.raises(ObjectMissingError, match="x/9"):
+        download(url="memory://bucket/list", data_type="ManifestFile")
+
+
+@pytest.mark.parametrize("key", ["train/../escape", "train//absolute", "train/a/../../b", "train/./x"])
+def test_unsafe_keys_are_refused(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, key: str
+) -> None:
+    """A key that would leave the channel's directory is refused by its name before anything is downloaded."""
+    store.write("train/fine", b"x")
+    store.write(key, b"x")
+    with pytest.raises(ConfigError, match=key.removeprefix("train/")[:3].replace(".", r"\.")):
+        download()
+    assert tree(tmp_path) == {}
+
+
+def test_keys_that_cannot_both_be_files(store: MemoryStore, download: Callable[..., Progress]) -> None:
+    """A key that is also a folder of other keys is an error, not a lost object."""
+    store.write("train/a", b"x")
+    store.write("train/a/b", b"x")
+    with pytest.raises(Exception, match="cannot both become files"):
+        download()
+
+
+def test_too_little_room(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is too small is said before the download, with both sizes and what to do."""
+    store.write("train/a", b"x" * 2000)
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(file_channel.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match=r"'train' needs 1\.95 KiB, and .* has 0\.977 KiB.*mode=fastfile"):
+        download()
+    assert tree(tmp_path) == {}
+
+
+def test_a_directory_is_linked(download: Callable[..., Progress], tmp_path: Path) -> None:
+    """A directory of this machine takes the channel's place as it is."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("x")
+    channel = InputChannel(name="train", url=str(tmp_path / "data"))
+    entries = Entries(open_source(channel, lambda _: MemoryStore()))
+    for _ in range(2):  # the link of an earlier run is replaced
+        open_file_channel(channel, entries, path=tmp_path / "train", order=EpochOrder())
+    assert (tmp_path / "train").is_symlink()
+    assert tree(tmp_path / "train") == {"a": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "key", "name"),
+    [
+        ("train/", "train/a/b", "a/b"),
+        ("train", "train/a", "a"),
+        ("data/train", "data/train-01/a", "train-01/a"),
+        ("data/train.csv", "data/train.csv", "train.csv"),
+        ("", "a/b", "a/b"),
+        ("tra", "train", "train"),
+    ],
+)
+def test_names_below_a_prefix(prefix: str, key: str, name: str) -> None:
+    """Names are relative to a folder, also one named without its slash, and otherwise to the folder above."""
+    assert name_below(prefix, key) == name
