@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.channels.entries import Entries, EpochOrder, open_source
 from penstock.channels.file.channel import open_file_channel
 from penstock.channels.pipe.channel import open_pipe_channel
-from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from penstock.channels.contracts import RunningChannel
@@ -25,6 +25,7 @@ def open_channel(
     *,
     path: Path,
     hosts: Hosts,
+    connection: Mapping[str, Any],
     progress: ChannelProgress | None = None,
     downloads: Path | None = None,
 ) -> RunningChannel:
@@ -35,6 +36,7 @@ def open_channel(
         connect: Opens a store.
         path: Its path in the directory of the channels.
         hosts: The hosts of the run.
+        connection: Options of ``penstock.connect``, for the process that serves a mount.
         progress: Hears of downloads.
         downloads: Directory that keeps what File mode downloads; None keeps nothing.
 
@@ -44,8 +46,10 @@ def open_channel(
     entries = Entries(open_source(channel, connect))
     if channel.mode == "Pipe":
         return open_pipe_channel(channel, entries, path=path, host_rank=hosts.rank, hosts_count=hosts.count)
+    is_sharded = channel.distribution == "ShardedByS3Key"
+    order = EpochOrder(part=hosts.rank, parts_count=hosts.count) if is_sharded else EpochOrder()
     if channel.mode == "File":
-        is_sharded = channel.distribution == "ShardedByS3Key"
-        order = EpochOrder(part=hosts.rank, parts_count=hosts.count) if is_sharded else EpochOrder()
         return open_file_channel(channel, entries, path=path, order=order, progress=progress, downloads=downloads)
-    raise ConfigError(f"channel {channel.name!r}: mode {channel.mode} is not supported on this system")
+    from penstock.channels.fastfile import open_fastfile_channel  # here, as other modes do without the mount
+
+    return open_fastfile_channel(channel, entries, path=path, order=order, connection=connection)

@@ -20,6 +20,8 @@ from penstock.store import Store
 pytestmark = pytest.mark.server
 
 WAIT_S_MAX = 30
+HAS_FUSE = os.access("/dev/fuse", os.R_OK | os.W_OK)
+needs_fuse = pytest.mark.skipif(not HAS_FUSE, reason="needs /dev/fuse")
 
 TRAIN = textwrap.dedent("""
     import hashlib, json, os, pathlib
@@ -92,7 +94,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Callable[..., subproce
 def fill(store: Store) -> None:
     for number in range(50):
         store.write(f"train/{number:03d}.txt", b"".join(b"sample %d of %d\n" % (k, number) for k in range(50)))
-    store.write("train/large.txt", b"one line of a large object\n" * (20 << 15))
+    store.write("train/large.txt", b"a large object of few lines " * (20 << 15) + b"\n")
     store.write("val/only.txt", b"validation")
 
 
@@ -121,7 +123,9 @@ def test_one_script_in_all_modes(
     fill(s3_store)
     (tmp_path / "train.py").write_text(TRAIN)
     models = set()
-    for number, (train, val) in enumerate([("file", "file"), ("pipe", "file"), ("pipe", "pipe"), ("file", "pipe")]):
+    for number, (train, val) in enumerate(
+        [("file", "file"), ("pipe", "pipe"), *([("fastfile", "pipe"), ("fastfile", "fastfile")] if HAS_FUSE else [])]
+    ):
         done = run(
             "--channel", f"train=s3://{bucket}/train/,mode={train}", "--channel", f"val=s3://{bucket}/val/,mode={val}",
             "--hyperparameter", "lr=0.1", "--model-url", f"s3://{bucket}/models/{number}/",
@@ -141,13 +145,13 @@ def test_a_directory_is_a_channel(run: Callable[..., subprocess.CompletedProcess
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     (tmp_path / "train.py").write_text(TRAIN)
-    for mode in ("file", "pipe"):
+    for mode in ("file", "pipe", "fastfile"):
         done = run(
             "--mode", mode, "-c", "train=data/train", "-c", "val=data/val", "--hyperparameter", "lr=1",
             "--model-url", f"out/{mode}/", "--output-url", f"out/{mode}/", "--", sys.executable, "train.py",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/file/model.txt").read_text() == (tmp_path / "out/pipe/model.txt").read_text()
+    assert len({(tmp_path / "out" / mode / "model.txt").read_text() for mode in ("file", "pipe", "fastfile")}) == 1
     assert (tmp_path / "data/train/a").read_bytes() == b"x\ny\n"
     assert left_in(tmp_path / "tmp") == []
 
@@ -198,7 +202,14 @@ def test_configuration_files(run: Callable[..., subprocess.CompletedProcess[str]
     assert variables["SM_CHANNEL_Y-1"] == str(tmp_path / "base" / "input" / "data" / "y-1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.heavy),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.heavy),
+    ],
+)
 def test_signals_reach_the_program(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -218,6 +229,7 @@ def test_signals_reach_the_program(
     assert left_in(tmp_path / "tmp") == []
 
 
+@pytest.mark.heavy
 def test_a_program_that_does_not_end(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """A program that ignores SIGTERM is killed with its children when its time is over."""
     process = start(
@@ -275,6 +287,7 @@ def test_the_runner_is_killed(start: Callable[..., subprocess.Popen[str]], tmp_p
     wait_until(lambda: not any(is_running(int(pid)) for pid in (tmp_path / "pids").read_text().split()))
 
 
+@pytest.mark.heavy
 def test_runner_and_supervisor_are_killed(
     start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -296,6 +309,7 @@ def test_runner_and_supervisor_are_killed(
     assert left_in(tmp_path / "tmp") == []
 
 
+@pytest.mark.heavy
 def test_a_base_directory_is_for_one_run(
     start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -343,4 +357,63 @@ def test_missing_data_is_said_before_the_start(
         assert done.returncode == 1
         assert "channel 'train' has no object" in done.stderr
     assert not (tmp_path / "started").exists()
+    assert left_in(tmp_path / "tmp") == []
+
+
+def mounts_below(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {folder}/" in line]
+
+
+@needs_fuse
+def test_a_mount_ends_with_the_run(
+    start: Callable[..., subprocess.Popen[str]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """A mounted channel disappears when the program ends with a file open, and when the runner is killed."""
+    s3_store.write("train/a", b"x" * 1000)
+    code = """
+        import os, signal
+        file = open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb")
+        assert file.read() == b"x" * 1000
+        print("ready", flush=True)
+        signal.pause()
+        """
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        process = start(code, "-c", f"train=s3://{bucket}/train/,mode=fastfile")
+        assert len(mounts_below(tmp_path / "tmp")) == 1
+        end(process)
+        process.communicate(timeout=WAIT_S_MAX)
+        wait_until(lambda: mounts_below(tmp_path / "tmp") == [] and left_in(tmp_path / "tmp") == [])
+
+
+@pytest.mark.heavy
+@needs_fuse
+def test_hosts_share_a_mount(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str
+) -> None:
+    """Each host of a sharded channel sees its own share of the files, with their contents."""
+    for number in range(7):
+        s3_store.write(f"train/sub/{number}", b"%d" % number)
+    found = []
+    for host in ("a", "b"):
+        done = run(
+            "-c", f"train=s3://{bucket}/train/,mode=fastfile,distribution=ShardedByS3Key", "--hosts", "a,b",
+            "--current-host", host, "--", "sh", "-c", 'cd "$SM_CHANNEL_TRAIN" && cat $(find . -type f)',
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found += done.stdout
+        assert len(done.stdout) in (3, 4)
+    assert sorted(found) == list("0123456")
+
+
+@pytest.mark.heavy
+@needs_fuse
+def test_a_mount_needs_a_folder(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """The beginning of a name is refused, as on SageMaker; a folder without its slash is fine."""
+    s3_store.write("train-01/a", b"x")
+    refused = run("-c", f"train=s3://{bucket}/train,mode=fastfile", "--", "true")
+    assert refused.returncode == 1
+    assert "FastFile mode mounts folders" in refused.stderr
+    assert run("-c", f"train=s3://{bucket}/train-01,mode=fastfile", "--", "true").returncode == 0
     assert left_in(tmp_path / "tmp") == []

@@ -198,7 +198,13 @@ def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: Run
         for channel in job.channels:
             path = layout.data / channel.name
             found = open_channel(
-                channel, stores.open, path=path, hosts=job.hosts, progress=progress, downloads=job.downloads
+                channel,
+                stores.open,
+                path=path,
+                hosts=job.hosts,
+                connection=stores.options,
+                progress=progress,
+                downloads=job.downloads,
             )
             stack.callback(found.close)
             channels.append(found)
@@ -303,10 +309,13 @@ class RunStores:
 
     Args:
         options: Options of ``penstock.connect``.
+
+    Attributes:
+        options: The same.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = dict(options)
+        self.options = dict(options)
         self._stores: dict[str, Store] = {}
 
     def __enter__(self) -> Self:
@@ -319,5 +328,5 @@ class RunStores:
     def open(self, root_url: str) -> Store:
         """Return the store at a URL; each call returns the same one."""
         if root_url not in self._stores:
-            self._stores[root_url] = compose.connect(root_url, **self._options)
+            self._stores[root_url] = compose.connect(root_url, **self.options)
         return self._stores[root_url]
