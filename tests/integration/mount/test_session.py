@@ -28,6 +28,9 @@ from servers.memory_file_system import content
 pytestmark = [
     pytest.mark.server,
     pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 and shutil.which("fusermount3") is None, reason="needs fusermount3 (package fuse3), or root"
+    ),
 ]
 
 TIME_S_MAX = 20
@@ -350,7 +353,7 @@ def test_a_forked_child_does_not_keep_the_mount_alive(served: ServedMount) -> No
     try:
         served.process.kill()
         served.process.wait()
-        with pytest.raises(OSError, match="not connected"):
+        with pytest.raises(OSError, match=r"not connected|connection abort"):
             list(served.directory.iterdir())
         assert remove_stale(served.directory)
     finally:

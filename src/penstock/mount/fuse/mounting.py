@@ -64,7 +64,7 @@ class Mounted:
     def __init__(self, descriptor: int, entry: MountEntry, *, auto_unmount: bool) -> None:
         self.descriptor = descriptor
         self.entry = entry
-        self._watcher = Watcher(entry, _unmount_command(entry.directory)) if auto_unmount else None
+        self._watcher = _watcher(entry) if auto_unmount else None
 
     def set_read_ahead(self, length_bytes: int) -> bool:
         """Set how far the kernel reads ahead of a sequential reader, which bounds the length of its requests.
@@ -253,6 +253,15 @@ def _unmount(path: str, *, is_lazy: bool) -> None:
             else None
         )
         raise ConfigError(f"{path} cannot be unmounted: {error.strerror}", hint=hint) from None
+
+
+def _watcher(entry: MountEntry) -> Watcher | None:
+    """What unmounts when this process dies; None if the system has no shell, as in the smallest containers."""
+    try:
+        return Watcher(entry, _unmount_command(entry.directory))
+    except OSError as error:
+        _log.warning("If this process is killed, %s will stay mounted: %s.", entry.directory, error)
+        return None
 
 
 def _unmount_command(path: str) -> list[str]:

@@ -15,6 +15,8 @@ from penstock import forks
 if TYPE_CHECKING:
     from penstock.mount.fuse.mount_table import MountEntry
 
+SHELL = "/bin/sh"
+
 END_S_MAX = 10.0
 """Longest wait for the shell after it was told to end. It only has to read a line."""
 
@@ -41,7 +43,7 @@ class Watcher:
 
     def __init__(self, entry: MountEntry, command: list[str]) -> None:
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT, "penstock-unmount", str(entry.mount_id), entry.device, *command],
+            [SHELL, "-c", _SCRIPT, "penstock-unmount", str(entry.mount_id), entry.device, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

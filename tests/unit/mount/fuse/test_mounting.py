@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.mount.fuse import fusermount, mounting
+from penstock.mount.fuse import fusermount, mounting, watching
 from penstock.mount.fuse.mount_table import MountEntry
 from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
 from penstock.mount.fuse.watching import Watcher
@@ -153,6 +153,14 @@ def test_the_watcher_acts_when_its_process_dies(tmp_path: Path) -> None:
     entry = MountEntry(*_of_proc())
     assert watched(tmp_path, entry._replace(device="0:9999")) == ""
     assert watched(tmp_path, entry) == "unmounted\n"
+
+
+def test_a_mount_without_a_shell(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no shell that could watch, a mount works all the same, and a warning says what is missing."""
+    monkeypatch.setattr(watching, "SHELL", "/no/such/shell")
+    made = mounting.Mounted(0, _of_proc(), auto_unmount=True)
+    assert made.is_mounted()
+    assert "will stay mounted" in caplog.text
 
 
 def test_a_closed_watcher_does_nothing(tmp_path: Path) -> None:
