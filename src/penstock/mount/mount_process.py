@@ -195,7 +195,13 @@ def start_mount(
     answers, its = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.mount.daemon"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "penstock.mount.daemon",
+            ],  # -P: modules of the current directory are not wanted
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

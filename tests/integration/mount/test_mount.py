@@ -147,19 +147,40 @@ try:
 except OSError as error:
     print(error.errno, flush=True)
 print(os.fstat(descriptor).st_size, flush=True)
-again = open(sys.argv[1], "rb").read()
+for _ in range(2):
+    try:
+        again = open(sys.argv[1], "rb").read()
+        break
+    except OSError as error:
+        assert error.errno == 116, error
 print(len(again), set(again) == {ord("b")}, flush=True)
 """
 
 
+def kernel_at_least(*version: int) -> bool:
+    return tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2]) >= version
+
+
+@pytest.mark.parametrize(
+    "metadata_ttl_s",
+    [
+        0,
+        pytest.param(
+            "indefinite",
+            marks=pytest.mark.skipif(
+                not kernel_at_least(6, 16), reason="needs Linux 6.16, which forgets names on request"
+            ),
+        ),
+    ],
+)
 def test_an_open_file_is_one_version(
-    bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any], tmp_path: Path
+    bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any], tmp_path: Path, metadata_ttl_s: Any
 ) -> None:
     """If an object is replaced, its open files give old bytes or ``ESTALE``, and opening it again gives the new ones."""
     store = connect_s3(f"s3://{bucket}")
     store.write("big", b"a" * (24 << 20))
     (tmp_path / "m").mkdir()
-    with ps.mount(f"s3://{bucket}/", tmp_path / "m", metadata_ttl_s=0, **connection(s3_endpoint)):
+    with ps.mount(f"s3://{bucket}/", tmp_path / "m", metadata_ttl_s=metadata_ttl_s, **connection(s3_endpoint)):
         reader = subprocess.Popen(
             [sys.executable, "-c", SCRIPT_OF_ONE_VERSION, str(tmp_path / "m" / "big")],
             stdin=subprocess.PIPE,
@@ -269,6 +290,42 @@ def test_a_mount_of_a_program_ends_with_the_program(tmp_path: Path) -> None:
     while find_mount(str(tmp_path / "m")) is not None:
         assert time.monotonic() < deadline_s, "it is still mounted"
         os.sched_yield()
+
+
+SCRIPT_BESIDE_MODULES = """
+import sys
+sys.path = [path for path in sys.path if path]
+import penstock as ps
+with ps.mount("source", "m") as mount:
+    print(mount.directory)
+    print(open(mount.directory / "file").read())
+"""
+
+
+def test_the_current_directory_matters_for_paths_only(tmp_path: Path) -> None:
+    """Relative paths begin at the program's directory, whose modules do not get in the way of the mount's process."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "source/file").write_text("contents")
+    (tmp_path / "logging.py").write_text("raise SystemExit('the wrong module')")
+    out = run(sys.executable, "-P", "-c", SCRIPT_BESIDE_MODULES, cwd=tmp_path)
+    assert out == f"{tmp_path / 'm'}\ncontents\n"
+
+
+def test_a_mount_in_use_is_not_taken_away(tmp_path: Path) -> None:
+    """``umount`` fails while a program uses the mount; with ``--lazy`` the program goes on with the file it has open."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "source/file").write_text("contents")
+    with ps.mount(tmp_path / "source", tmp_path / "m"):
+        command = f"exec 3< {tmp_path}/m/file; echo open; read line; cat <&3"
+        reader = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
+        assert "busy" in penstock("umount", tmp_path / "m", code=1)
+        penstock("umount", "--lazy", tmp_path / "m")
+        assert find_mount(str(tmp_path / "m")) is None
+        assert reader.communicate("go on\n", timeout=TIME_S_MAX)[0] == "contents"
 
 
 def test_errors_of_the_start_are_reported(tmp_path: Path, s3_endpoint: Any) -> None:
