@@ -154,7 +154,7 @@ _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 _UNKNOWN_OPTION = re.compile(r",([a-z\-]+)=[^,/]*$")
 
 
-def parse_channel(text: str, *, mode: str = "File") -> InputChannel:
+def parse_channel(text: str, *, mode: str = "File", name: str | None = None) -> InputChannel:
     """Return the channel that an argument of ``--channel`` describes: ``[NAME=]URL[,OPTION=VALUE]...``.
 
     Options are taken from the end, so the URL may have commas and equal signs.
@@ -162,6 +162,7 @@ def parse_channel(text: str, *, mode: str = "File") -> InputChannel:
     Args:
         text: The argument.
         mode: Mode of a channel that names none, in any case.
+        name: Name of the channel; None takes it from the argument.
 
     Raises:
         ConfigError: An option is unknown, or a value is out of bounds.
@@ -178,6 +179,8 @@ def parse_channel(text: str, *, mode: str = "File") -> InputChannel:
         near = get_close_matches(unknown[1], _OPTIONS, n=1)
         hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(_OPTIONS)}"
         raise ConfigError(f"a channel has no option {unknown[1]}=", hint=hint)
+    if name is not None:
+        return InputChannel(name=name, url=rest, **values)
     named = _NAMED.fullmatch(rest)
     name, url = (named[1], named[2]) if named else (DEFAULT_NAME, rest)
     return InputChannel(name=name, url=url, **values)

@@ -202,14 +202,7 @@ def test_configuration_files(run: Callable[..., subprocess.CompletedProcess[str]
     assert variables["SM_CHANNEL_Y-1"] == str(tmp_path / "base" / "input" / "data" / "y-1")
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.heavy),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_program(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -145,7 +145,7 @@ def _channels(inputs: Any, mode: str) -> Iterable[InputChannel]:
         yield parse_channel(os.fspath(inputs), mode=mode)
     elif hasattr(inputs, "items"):
         for name, value in inputs.items():
-            yield value if isinstance(value, InputChannel) else parse_channel(f"{name}={os.fspath(value)}", mode=mode)
+            yield value if isinstance(value, InputChannel) else parse_channel(os.fspath(value), mode=mode, name=name)
     else:
         for each in inputs:
             yield each if isinstance(each, InputChannel) else parse_channel(each, mode=mode)

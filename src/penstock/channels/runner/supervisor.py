@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -183,9 +184,9 @@ def has_results(base: Path) -> bool:
 def mounts_below(base: Path) -> list[str]:
     """Return the mount points below a directory, the deepest first."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        path = line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape")
-        path = os.fsdecode(path.encode("latin-1"))
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        # the kernel writes white space and backslashes as octal numbers
+        path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line.split()[4]))
         if path.startswith(f"{base}/"):
             found.append(path)
     return sorted(found, key=len, reverse=True)

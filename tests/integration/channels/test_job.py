@@ -1,0 +1,142 @@
+"""A whole training job on a real S3: its JSON, a pipe per rank, checkpoints while it runs, faults."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.store import Store
+from servers.faulty import FaultyServer
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def connection(s3_endpoint: Any) -> dict[str, Any]:
+    """The arguments with which ``run`` reaches the session's S3."""
+    return {
+        "endpoint_url": s3_endpoint.endpoint_url,
+        "region": s3_endpoint.region,
+        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+
+def test_a_training_job(s3_endpoint: Any, s3_store: Store, bucket: str, tmp_path: Path) -> None:
+    """The JSON of a CreateTrainingJob request runs by ``--job``: augmented manifest, model archive, checkpoints."""
+    for number in range(5):
+        s3_store.write(f"images/{number}.jpg", b"image %d" % number)
+    lines = [json.dumps({"image-ref": f"s3://{bucket}/images/{n}.jpg", "label": n % 2}) for n in range(5)]
+    s3_store.write("lines.manifest", "\n".join(lines).encode())
+    (tmp_path / "job.json").write_text(json.dumps({
+        "TrainingJobName": "job-1",
+        "AlgorithmSpecification": {"TrainingInputMode": "Pipe"},
+        "HyperParameters": {"epochs": "2"},
+        "InputDataConfig": [{
+            "ChannelName": "train",
+            "DataSource": {"S3DataSource": {
+                "S3DataType": "AugmentedManifestFile", "S3Uri": f"s3://{bucket}/lines.manifest",
+                "AttributeNames": ["image-ref", "label"],
+            }},
+            "RecordWrapperType": "RecordIO",
+            "ShuffleConfig": {"Seed": 1},
+        }],
+        "OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/out"},
+        "CheckpointConfig": {"S3Uri": f"s3://{bucket}/checkpoints/"},
+    }))  # fmt: skip
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, pathlib, sys
+        from penstock.channels import PipeReader
+
+        reader = PipeReader("train")
+        for epoch in range(int(os.environ["SM_HP_EPOCHS"])):
+            values = list(reader)
+            pairs = sorted(zip(values[::2], values[1::2]))
+            assert pairs == [(b"image %d" % n, b"%d" % (n % 2)) for n in range(5)], pairs
+            pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"], "checkpoints", f"epoch-{epoch}").write_text("x")
+        pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_text(os.environ["TRAINING_JOB_NAME"])
+    """)
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    main = "from penstock.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", main, "run", "--job", "job.json", "--strict", "--", sys.executable, "train.py"],
+        env={**kept, "AWS_CONFIG_FILE": os.devnull, **s3_endpoint.environment}, cwd=tmp_path, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    keys = {info.key for info in s3_store.list()}
+    assert {"out/job-1/output/model.tar.gz", "checkpoints/epoch-0", "checkpoints/epoch-1"} <= keys
+
+
+def test_a_pipe_for_each_rank(s3_store: Store, bucket: str, connection: dict[str, Any], tmp_path: Path) -> None:
+    """Ranks that read a split at the same time have each object once; copies give each all of them."""
+    for number in range(20):
+        s3_store.write(f"train/{number:02d}", b"%02d\n" % number)
+    code = """
+import os, subprocess, sys
+from pathlib import Path
+if "LOCAL_RANK" in os.environ:
+    from penstock.channels import PipeReader
+    found = {name: [line.decode() for line in PipeReader(name, format="lines")] for name in ("part", "copy")}
+    Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["LOCAL_RANK"]).write_text(repr(found))
+else:
+    ranks = [subprocess.Popen([sys.executable, __file__], env={**os.environ, "LOCAL_RANK": str(n)}) for n in range(2)]
+    sys.exit(max(rank.wait() for rank in ranks))
+"""
+    (tmp_path / "train.py").write_text(code)
+    result = ps.channels.run(
+        str(tmp_path / "train.py"), input_mode="Pipe", output_url=f"{tmp_path}/out/",
+        inputs={"part": f"s3://{bucket}/train/,split=2,seed=3", "copy": f"s3://{bucket}/train/,copies=2"}, **connection,
+    )  # fmt: skip
+    assert result.exit_code == 0
+    ranks = [ast.literal_eval((tmp_path / "out" / str(number)).read_text()) for number in range(2)]
+    names = [f"{number:02d}" for number in range(20)]
+    assert sorted(ranks[0]["part"] + ranks[1]["part"]) == names
+    assert sorted(ranks[0]["copy"]) == sorted(ranks[1]["copy"]) == names
+    assert ranks[0]["copy"] != ranks[1]["copy"]
+
+
+NEEDS_FUSE = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
+
+
+@pytest.mark.parametrize("mode", ["File", "Pipe", pytest.param("FastFile", marks=NEEDS_FUSE)])
+def test_a_store_that_stumbles(faulty: FaultyServer, tmp_path: Path, mode: str) -> None:
+    """Answers that break off and 503s do not reach the program: it gets every byte, in every mode."""
+    data = os.urandom(3 << 20)
+    for number in range(4):
+        faulty.objects[f"train/{number}"] = data[number << 19 : (number + 2) << 19]
+    expected = hashlib.sha256(b"".join(faulty.objects[f"train/{number}"] for number in range(4))).hexdigest()
+    faulty.random_faults(["close", "reset", "reset_head", "500", "503"], ratio=0.3, seed=3)
+    script = """
+import os, pathlib, hashlib
+path = os.environ["SM_CHANNEL_TRAINING"]
+if os.path.isdir(path):
+    found = b"".join(each.read_bytes() for each in sorted(pathlib.Path(path).iterdir()))
+else:
+    found = pathlib.Path(path + "_0").read_bytes()
+pathlib.Path(os.environ["SM_MODEL_DIR"], "digest").write_text(hashlib.sha256(found).hexdigest())
+"""
+    (tmp_path / "train.py").write_text(script)
+    result = ps.channels.run(
+        str(tmp_path / "train.py"), inputs=f"{faulty.url}/train/", input_mode=mode, model_url=f"{tmp_path}/model/",
+        endpoint_url=faulty.endpoint_url, anonymous=True,
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert (tmp_path / "model" / "digest").read_text() == expected
