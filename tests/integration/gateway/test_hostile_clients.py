@@ -499,4 +499,4 @@ def test_the_access_log_is_one_line_without_secrets() -> None:
     assert as_line(second).split()[3:8] == ["GET", '"/data/d"', "200", "100", as_line(second).split()[7]]
     row = json.loads(as_json(second))
     assert (row["method"], row["key"], row["sent_bytes"], row["user_agent"]) == ("GET", "d", 100, "good")
-    assert set(row) == {*AccessRecord.__dataclass_fields__, "time"}
+    assert set(row) == {*AccessRecord._fields, "time"}

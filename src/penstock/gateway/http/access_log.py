@@ -6,10 +6,9 @@ import json
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TextIO
 
 from penstock.redaction import printable
 
@@ -22,8 +21,7 @@ _PAUSE_S = 0.02
 _CLOSE_S_MAX = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRecord:
+class AccessRecord(NamedTuple):
     """One request, after its answer.
 
     Attributes:
@@ -96,7 +94,7 @@ def as_json(record: AccessRecord) -> str:
     """Return a record as a line of JSON, whose names are the attributes of ``AccessRecord``."""
     row = {
         name: value[:_TEXT_CHARACTERS_MAX] if isinstance(value, str) else value
-        for name, value in asdict(record).items()
+        for name, value in record._asdict().items()
     }
     row["time"] = _time(record.time_s)
     return json.dumps(row, ensure_ascii=True)

@@ -64,10 +64,9 @@ def parse_plain(data: bytes) -> tuple[str, Mapping[str, str]] | None:
     match = _REQUEST.fullmatch(data.decode("ascii"))
     if match is None:
         return None
-    fields = _FIELD.findall(match[2])
-    headers = CIMultiDict([(name, value.rstrip(" \t")) for name, value in fields])
-    names = {name.lower() for name, _ in fields}
-    if len(names) != len(fields) or len(fields) > _FIELDS_COUNT_MAX:
+    headers = CIMultiDict([(name, value.rstrip(" \t")) for name, value in _FIELD.findall(match[2])])
+    names = set(map(str.lower, headers))
+    if len(names) != len(headers) or len(headers) > _FIELDS_COUNT_MAX:
         return None
     if not names.isdisjoint(_NOT_PLAIN) and not (
         names & _NOT_PLAIN == {"connection"} and headers["Connection"].lower() == "keep-alive"
