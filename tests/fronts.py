@@ -14,6 +14,7 @@ from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.http import Front
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Coroutine, Iterable
     from typing import Self
 
@@ -63,12 +64,18 @@ class RunningFront:
     """
 
     def __init__(
-        self, *buckets: Bucket, authenticator: Authenticator | None = None, table: Any = None, **options: Any
+        self,
+        *buckets: Bucket,
+        authenticator: Authenticator | None = None,
+        table: Any = None,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
     ) -> None:
         self.records: list[AccessRecord] = []
         self._table = table or FixedBuckets(buckets)
         options.setdefault("log", self.records.append)
         self._make = lambda: Front(self._table, authenticator or OpenAuthenticator(), **options)
+        self._tls = tls
         self._loop = uvloop.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -91,7 +98,7 @@ class RunningFront:
 
     async def _start(self) -> None:
         self.front = self._make()
-        await self.front.start([self._socket])
+        await self.front.start([self._socket], tls=self._tls)
         self._socket.close()
 
     def __exit__(self, *_: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from fronts import RunningFront, raw_exchange, s3_client
 from penstock.cache import CacheConfig, Cached
@@ -100,16 +102,19 @@ def exchanged(running: RunningFront, *sent: bytes) -> bytes:
 
 
 def answer_of(connection: socket.socket) -> bytes:
-    """One answer with a length."""
-    found = b""
-    while b"\r\n\r\n" not in found:
-        found += connection.recv(1 << 16) or b"\r\n\r\n"
-    start, _, body = found.partition(b"\r\n\r\n")
-    length = re.search(rb"Content-Length: (\d+)", start)
-    assert length, start
-    while len(body) < int(length[1]):
-        body += connection.recv(1 << 16)
-    return start + b"\r\n\r\n" + body
+    """One answer with a length, and nothing that follows it."""
+    with connection.makefile("rb", buffering=0) as file:
+        found = b""
+        while not found.endswith(b"\r\n\r\n"):
+            piece = file.read(1)
+            assert piece, found
+            found += piece
+        length = re.search(rb"Content-Length: (\d+)", found)
+        assert length, found
+        body = bytearray()
+        while len(body) < int(length[1]):
+            body += file.read(int(length[1]) - len(body)) or pytest.fail("the body is cut off")
+    return found + bytes(body)
 
 
 def comparable(answer: bytes) -> tuple[set[bytes], bytes]:
@@ -268,6 +273,32 @@ def test_a_client_that_takes_nothing_is_disconnected(tmp_path: Path) -> None:
                 assert time.monotonic() < end_s
                 time.sleep(0.01)
         assert running.front.requests_count == 0
+
+
+def test_tls_carries_answers_at_hand(tmp_path: Path) -> None:
+    """Small and large answers, and a client that sends its requests in advance, get every byte by TLS too."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    targets = ["d", "big", "e", "big"] * 5
+    with RunningFront(bucket(tmp_path), tls=server) as running:
+        wrapped = client.wrap_socket(slow_client(running), server_hostname="127.0.0.1")
+        with wrapped as connection:
+            before = -1
+            while by_aiohttp(running) != before:  # they are at hand when they were stored
+                before = by_aiohttp(running)
+                settle(running)
+                running.records.clear()
+                for key in targets:
+                    connection.sendall(head(f"GET /data/{key} HTTP/1.1"))
+                    assert answer_of(connection).endswith(DATA[key])
+            for key in targets:
+                connection.sendall(head(f"GET /data/{key} HTTP/1.1"))
+            for key in targets:
+                assert answer_of(connection).endswith(DATA[key])
+        wait_records(running, 2 * len(targets))
+        assert all(record.complete for record in running.records)
 
 
 def test_a_client_that_leaves_ends_its_answer(front: RunningFront) -> None:
