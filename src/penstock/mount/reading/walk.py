@@ -24,6 +24,11 @@ _SCORE_MIN = 3
 DEPTH_MAX = 256
 """Files to request ahead: 8 000 a second behind 30 ms."""
 _KNOWN_COUNT = 64
+_BEGIN_COUNT = 16
+"""Files that are expected when a walk begins. Asking for them takes some microseconds for each, so a directory whose files are
+read in another order is asked more and more rarely: after N such files, N / 4 are passed over, up to 64."""
+_MISSES_PER_PAUSE = 4
+_PAUSE_MAX = 64
 _WASTED_MIN = 16
 _WASTED_SHARE = 8
 """One file in 8, and 16 besides, may have been requested for nothing; with more the directory is left alone."""
@@ -42,7 +47,9 @@ class DirectoryWalk:
         "_given_up",
         "_has_more",
         "_last",
+        "_misses_count",
         "_order",
+        "_pause_count",
         "_requested",
         "_score",
         "_used_count",
@@ -56,6 +63,8 @@ class DirectoryWalk:
         self._given_up: list[str] = []
         self._last: Node | None = None  # what was expected reaches to this one
         self._has_more = True  # as far as is known
+        self._misses_count = 0  # files that were not expected, of late
+        self._pause_count = 0  # files to pass over before a walk begins again
         self._score = 0
         self._depth = 0
         self._used_count = 0
@@ -94,9 +103,14 @@ class DirectoryWalk:
         self._given_up += self._requested
         self._wasted_count += len(self._requested)
         self._requested.clear()
-        self._last = node
         self._score = self._depth = 0
-        self._expect(_KNOWN_COUNT)
+        if self._pause_count:
+            self._pause_count -= 1
+            return
+        self._misses_count += 1
+        self._pause_count = min(self._misses_count // _MISSES_PER_PAUSE, _PAUSE_MAX)
+        self._last = node
+        self._expect(_BEGIN_COUNT)
 
     def _advance(self, node: Node) -> None:
         """Take a file out of those that are expected; one that was far away means that those before it are not read."""
@@ -104,6 +118,8 @@ class DirectoryWalk:
             self._restart(node)
             return
         self._score += 1
+        self._misses_count //= 2
+        self._pause_count = 0
         del self._expected[key_of(node)]
         if key_of(node) in self._requested:
             self._requested.discard(key_of(node))

@@ -32,13 +32,16 @@ class Listed:
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
         self.calls_count = 0
+        self.named_count = 0
         self._positions = {node.inode: index for index, node in enumerate(nodes)}
 
     def following(self, node: Node, count_max: int) -> Sequence[Node]:
         """Return the next ones."""
         self.calls_count += 1
         position = self._positions[node.inode] + 1
-        return self.nodes[position : position + count_max]
+        following = self.nodes[position : position + count_max]
+        self.named_count += len(following)
+        return following
 
 
 def requested_by(nodes: list[Node], order: list[Node], *, waits: bool = True) -> list[int]:
@@ -109,6 +112,27 @@ def test_the_order_is_asked_for_many_files_at_a_time() -> None:
     for node in nodes:
         walk.read(node, waits=True)
     assert listed.calls_count < 200
+
+
+def test_random_order_asks_for_few_files() -> None:
+    """Asking what follows is not free, so random order causes less than one file to be named for each."""
+    nodes = nodes_of(4000)
+    listed = Listed(nodes)
+    walk = DirectoryWalk(listed)
+    for node in random.Random(9).sample(nodes, len(nodes)):
+        walk.read(node, waits=True)
+    assert listed.named_count < 4000
+
+
+def test_order_is_noticed_after_much_disorder() -> None:
+    """A program that reads in order after many files in random order is noticed within a hundred files."""
+    nodes = nodes_of(3000)
+    walk = DirectoryWalk(Listed(nodes))
+    for node in random.Random(9).sample(nodes[:1000], 1000):
+        walk.read(node, waits=True)
+    walk.take_given_up()
+    requested = [following for node in nodes[1000:1200] for following in walk.read(node, waits=True)]
+    assert len(requested) > 90
 
 
 def test_the_end_of_a_directory_is_no_trouble() -> None:
