@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.mount.serving import MountServer, wait_for_signal
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from penstock.mount.config import MountConfig
@@ -59,7 +60,6 @@ def main() -> int:
     """Serve one mount until it is unmounted, a signal arrives, or the process that it is bound to ends."""
     request: DaemonRequest = pickle.load(sys.stdin.buffer)
     _log_to(request)
-    _close_standard_streams(keeps_input=request.is_bound)
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     try:
         server = MountServer(request.config)
@@ -70,8 +70,9 @@ def main() -> int:
         if request.is_bound:
             threading.Thread(target=_end_with_input, name="penstock-bound", daemon=True).start()
         os.chdir("/")  # not earlier: paths of the configuration may be relative
+        _close_standard_streams(keeps_input=request.is_bound)
         _answer(request, None)
-        _log.info("%s is mounted on %s.", request.config.url, request.config.directory)
+        _log.info("%s is mounted on %s.", public_url(request.config.url), request.config.directory)
         wait_for_signal(server)
     _log.info("%s was unmounted.", request.config.directory)
     return 0

@@ -262,5 +262,5 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 def default_log_file(directory: str) -> Path:
     """Return the file in which the daemon of a mount logs: in ``$XDG_STATE_HOME/penstock``, named after the directory."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    name = directory.strip("/").replace("/", "-")[-100:] or "root"
+    name = directory.strip("/").replace("/", "-")[-60:] or "root"
     return Path(state) / "penstock" / f"mount-{name}.log"
