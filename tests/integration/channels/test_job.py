@@ -6,9 +6,11 @@ import ast
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,25 @@ pathlib.Path(os.environ["SM_MODEL_DIR"], "digest").write_text(hashlib.sha256(fou
     )  # fmt: skip
     assert result.exit_code == 0
     assert (tmp_path / "model" / "digest").read_text() == expected
+
+
+@pytest.mark.parametrize("mode", ["file", "pipe"])
+def test_the_end_before_the_start(faulty: FaultyServer, tmp_path: Path, mode: str) -> None:
+    """SIGTERM before the program starts, or while its pipe waits for the store, ends the run at once and leaves nothing."""
+    faulty.objects["train/a"] = b"x" * 1000
+    faulty.fail("stall_head", match="train/a", times=None, seconds=60)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    main = "from penstock.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", main, "run", "--anonymous", "--endpoint-url", faulty.endpoint_url, "--mode", mode,
+         "-c", f"{faulty.url}/train/", "--", "sh", "-c", 'cat "$SM_CHANNEL_TRAINING"_0'],
+        env={**kept, "AWS_CONFIG_FILE": os.devnull, "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline_s = time.monotonic() + 30
+    while not any("train/a" in request.path for request in faulty.requests):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert list((tmp_path / "tmp").iterdir()) == []

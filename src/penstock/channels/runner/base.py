@@ -38,9 +38,11 @@ class BaseDirectory:
         self.is_private = path is None
         self.layout = ContainerLayout(base=Path(tempfile.mkdtemp(prefix=PREFIX)) if path is None else path.absolute())
         base = self.layout.base
+        # Another run may look for abandoned directories at this moment: a private one gets its lock's name when it is locked.
+        lock = base / (f"{LOCK_NAME}.new" if self.is_private else LOCK_NAME)
         try:
             base.mkdir(parents=True, exist_ok=True)
-            self.lock_fd = os.open(base / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"the base directory {base}: {error.strerror}", hint="--base names another one"
@@ -48,6 +50,7 @@ class BaseDirectory:
         if not try_lock_file(self.lock_fd):
             os.close(self.lock_fd)
             raise ConfigError(f"another run uses the base directory {base}", hint="--base names another one")
+        lock.replace(base / LOCK_NAME)
         if not self.is_private:
             clean(base, is_private=False)
         for directory in self.layout.directories():
