@@ -10,6 +10,7 @@ directory is soon complete, and that of a large one never costs more requests th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from functools import partial
@@ -36,6 +37,8 @@ ENTRIES_MAX = 1_000_000
 
 AHEAD_TTL_MIN_S = 1.0
 """Shortest time to live with which directories are listed ahead of the program; below it, the result would be too old."""
+
+_log = logging.getLogger("penstock")
 
 _Answer: TypeAlias = "tuple[ObjectInfo, float] | Absent | PenstockError"
 
@@ -254,7 +257,14 @@ class StoreDirectories:
             for dropped in self._folders.grow(folder, added_count):
                 if self._nodes.get(dropped.inode) is None:
                     self._folders.drop(dropped.inode)
+            is_news = self._folders.note_hidden(folder.prefix, listing.hidden_count)
             ahead = [self._fresh_listing(following) for following in self._walk.extend()] if not self._closed else []
+        if is_news:
+            _log.warning(
+                "Keys below %s are hidden (%d): no path can express them, or a directory has the same name.",
+                self._store.describe(folder.prefix),
+                listing.hidden_count,
+            )
         for other in ahead:
             other.want(1)
 

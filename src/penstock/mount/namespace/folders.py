@@ -112,16 +112,23 @@ class FolderTable:
     def grow(self, folder: Folder, added_count: int) -> list[Folder]:
         """Note that the listing of a folder has grown; return the folders whose listings were dropped for it."""
         self._entries_count += added_count
-        if folder.listing is not None and (folder.listing.hidden_count or folder.prefix in self._hidden):
-            self._hidden[folder.prefix] = folder.listing.hidden_count
-            while len(self._hidden) > HIDDEN_FOLDERS_MAX:
-                del self._hidden[next(iter(self._hidden))]
         dropped = []
         while self._entries_count > self._entries_max and len(self._listed) > 1:
             oldest = next(iter(self._listed.values()))
             self.set_listing(oldest, None)
             dropped.append(oldest)
         return dropped
+
+    def note_hidden(self, prefix: str, hidden_count: int) -> bool:
+        """Remember how many keys of a directory are hidden; whether that is news."""
+        before = self._hidden.get(prefix, 0)
+        if hidden_count:
+            self._hidden[prefix] = hidden_count
+        else:
+            self._hidden.pop(prefix, None)
+        while len(self._hidden) > HIDDEN_FOLDERS_MAX:
+            del self._hidden[next(iter(self._hidden))]
+        return hidden_count > before
 
     def drop(self, inode: int) -> None:
         """Forget a folder, unless it has a listing."""

@@ -205,6 +205,22 @@ def test_keys_without_a_path_are_hidden_and_counted() -> None:
     assert isinstance(look_up(directories, "d\0e"), Absent)
 
 
+def test_hidden_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever misses a file finds in the log where keys are hidden; listing the directory again says nothing new."""
+    store = store_of(["ok", "a//b", "a//c"])
+    directories = StoreDirectories(store, ttl_s=0)
+    for _ in range(3):
+        walk(directories)
+    store.write("a//d", b"")
+    store.write("d\0", b"")
+    walk(directories)
+    said = [record.getMessage() for record in caplog.records]
+    assert [message.split(" are hidden")[0] for message in said] == [
+        "1 keys below memory://a/",
+        "1 keys below memory://",
+    ]
+
+
 def test_a_marker_makes_a_directory_and_is_no_entry_of_it() -> None:
     """The key ``m/`` makes ``m`` an empty directory, for a listing and for a lookup."""
     directories = StoreDirectories(store_of(["m/", "n/", "n/x"]), ttl_s=math.inf)
