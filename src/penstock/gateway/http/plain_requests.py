@@ -1,8 +1,8 @@
 """GETs in their most common form, read by one regular expression.
 
 aiohttp's parser takes every request that HTTP allows. A ``PlainRequest`` is one whose form leaves nothing to interpret: ASCII
-alone, a path, HTTP/1.1, header lines with CRLF and without folding, no header twice, no body, and nothing that changes how the
-connection goes on. All of it must have come in one piece that ends where the request ends. Therefore no two parsers can
+alone, a path, HTTP/1.1, a host, header lines with CRLF and without folding, no header twice, no body, and nothing that changes
+how the connection goes on. All of it must have come in one piece that ends where the request ends. Therefore no two parsers can
 disagree about where it ends, which is what smuggling a request needs.
 """
 
@@ -22,7 +22,17 @@ _REQUEST = re.compile(rf"GET (/[!-~]*+) HTTP/1\.1\r\n((?:{_NAME}:[ -~\t]*+\r\n)+
 _FIELD = re.compile(r"([^:]++):[ \t]*+([ -~\t]*+)\r\n")
 _FIELDS_COUNT_MAX = 64
 _NOT_PLAIN = frozenset(
-    {"connection", "content-length", "expect", "http2-settings", "te", "trailer", "transfer-encoding", "upgrade"}
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "http2-settings",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
 )
 """Headers of requests that are not plain. The only value of ``Connection`` that is, ``keep-alive``, says nothing new."""
 
@@ -66,7 +76,7 @@ def parse_plain(data: bytes) -> tuple[str, Mapping[str, str]] | None:
         return None
     headers = CIMultiDict([(name, value.rstrip(" \t")) for name, value in _FIELD.findall(match[2])])
     names = set(map(str.lower, headers))
-    if len(names) != len(headers) or len(headers) > _FIELDS_COUNT_MAX:
+    if len(names) != len(headers) or len(headers) > _FIELDS_COUNT_MAX or not headers.get("Host"):
         return None
     if not names.isdisjoint(_NOT_PLAIN) and not (
         names & _NOT_PLAIN == {"connection"} and headers["Connection"].lower() == "keep-alive"

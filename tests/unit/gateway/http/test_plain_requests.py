@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import HttpRequestParser
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from penstock.gateway.http.plain_requests import parse_plain
 
@@ -69,9 +76,69 @@ def test_a_connection_that_is_kept_is_plain(value: bytes) -> None:
         pytest.param(LINE + HOST + b"Connection: keep-alive, A\r\nA: b\r\n\r\n", id="hop-by-hop"),
         pytest.param(LINE + HOST + b"Connection: keep-alive\r\nUpgrade: h2c\r\n\r\n", id="upgrade"),
         pytest.param(LINE + HOST + b"Expect: 100-continue\r\n\r\n", id="expect"),
+        pytest.param(LINE + b"A: b\r\n\r\n", id="no-host"),
+        pytest.param(LINE + b"Host: \r\n\r\n", id="empty-host"),
+        pytest.param(LINE + HOST + b"Proxy-Connection: close\r\n\r\n", id="proxy-connection"),
         pytest.param(LINE + HOST + b"TE: trailers\r\n\r\n", id="te"),
     ],
 )
 def test_everything_else_is_left_to_the_complete_parser(data: bytes) -> None:
     """A request with a body, with anything unusual in it, or that is not the only thing that came, is not plain."""
     assert parse_plain(data) is None
+
+
+PIECES = st.sampled_from(
+    [
+        LINE,
+        HOST,
+        b"GET ",
+        b"/data/d",
+        b" HTTP/1.1",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\t",
+        b" ",
+        b":",
+        b"\x00",
+        b"\xff",
+        b"A",
+        b"Content-Length: 3\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Connection: keep-alive\r\n",
+        b"Connection: close\r\n",
+        b"Upgrade: h2c\r\n",
+        b"Proxy-Connection: close\r\n",
+        b"Keep-Alive: 5\r\n",
+        b"X-A: b\r\n",
+        b"X-B:  b c \r\n",
+    ]
+)
+
+
+async def read_by_aiohttp(data: bytes) -> list[tuple[Any, Any]]:
+    """The messages that aiohttp's parser finds, with a plain request after the bytes to show that it is between two."""
+    loop = asyncio.get_running_loop()
+    parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16, max_line_size=8190, max_field_size=8190)
+    messages, _, _ = parser.feed_data(data)
+    following, _, _ = parser.feed_data(b"GET /following HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert [message.path for message, _ in following] == ["/following"]
+    return list(messages)
+
+
+@given(begin=st.sampled_from([LINE + HOST, LINE, b""]), pieces=st.lists(PIECES, max_size=6))
+@example(begin=LINE + HOST, pieces=[])
+@example(begin=LINE + HOST, pieces=[b"X-B:  b c \r\n", b"Connection: keep-alive\r\n"])
+def test_the_complete_parser_agrees_about_every_plain_request(begin: bytes, pieces: list[bytes]) -> None:
+    """Whatever is plain is, for aiohttp, one whole request with the same target and headers, and without a body."""
+    data = begin + b"".join(pieces) + b"\r\n"
+    found = parse_plain(data)
+    if found is None:
+        return
+    messages = asyncio.run(read_by_aiohttp(data))
+    assert len(messages) == 1
+    message, body = messages[0]
+    assert (message.method, message.path) == ("GET", found[0])
+    assert list(message.headers.items()) == list(found[1].items())
+    assert (message.should_close, message.upgrade, message.chunked) == (False, False, False)
+    assert body.is_eof()
