@@ -34,6 +34,13 @@ def run(
         list[str] | None,
         typer.Option("--hyperparameter", metavar="NAME=VALUE", help="A hyperparameter; may be repeated."),
     ] = None,
+    hyperparameter_arguments: Annotated[
+        bool,
+        typer.Option(
+            "--hyperparameter-arguments",
+            help="Also append hyperparameters to COMMAND as --NAME VALUE, as SageMaker's framework containers do.",
+        ),
+    ] = False,
     mode: Annotated[
         str, typer.Option("--mode", metavar="MODE", help="Mode of channels that name none: file, pipe or fastfile.")
     ] = "file",
@@ -116,6 +123,7 @@ def run(
         hosts=find_hosts(os.environ, names=hosts.split(",") if hosts else (), current=current_host),
         base=base_of(base),
         downloads=Path(downloads) if downloads else None,
+        passes_hyperparameters=hyperparameter_arguments,
         stop_s=stop_s,
         strict=strict,
         **fields,

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.channels import InputChannel
 from penstock.channels.environment.configuration import (
+    arguments_of,
     hyperparameters_config,
     hyperparameters_of,
     input_data_config,
@@ -135,6 +136,12 @@ def test_hyperparameters_are_texts() -> None:
     assert parse_hyperparameter("url=s3://b/?x=1") == ("url", "s3://b/?x=1")
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parse_hyperparameter("lr")
+
+
+def test_arguments() -> None:
+    """Hyperparameters become arguments as in the training toolkit: sorted, with one hyphen before a single letter."""
+    texts = hyperparameters_config({"lr": 0.1, "b": 8, "name": "a b", "flag": True, "none": None})
+    assert arguments_of(texts) == ["-b", "8", "--flag", "True", "--lr", "0.1", "--name", "a b", "--none", ""]
 
 
 @pytest.mark.parametrize(

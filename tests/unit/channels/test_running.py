@@ -91,6 +91,16 @@ def test_one_url_is_the_channel_training(folder: Path) -> None:
     assert (folder / "base" / "output" / "data" / "b").read_text() == "contents"
 
 
+def test_hyperparameters_as_arguments(folder: Path) -> None:
+    """A script that parses its hyperparameters from arguments gets them there, if asked for."""
+    result = ps.channels.run(
+        ["sh", "-c", 'echo "$@" > "$SM_OUTPUT_DATA_DIR/b"', "x.py", "--own"], hyperparameters={"lr": 0.1, "n": 3},
+        passes_hyperparameters=True, base=folder / "base",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert (folder / "base" / "output" / "data" / "b").read_text() == "--own --lr 0.1 -n 3\n"
+
+
 def test_another_thread(folder: Path) -> None:
     """A run may be started from another thread, which cannot pass signals on."""
     results: list[Any] = []

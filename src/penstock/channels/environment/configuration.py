@@ -77,6 +77,14 @@ def parse_hyperparameter(text: str) -> tuple[str, str]:
     return name, value
 
 
+def arguments_of(texts: Mapping[str, str]) -> list[str]:
+    """Return the arguments that the training toolkit gives a script: ``--name value``, or ``-n value``, sorted by the names."""
+    found: list[str] = []
+    for name, value in sorted(hyperparameters_of(texts).items()):
+        found += [f"{'-' if len(name) == 1 else '--'}{name}", "" if value is None else str(value)]
+    return found
+
+
 def check_hyperparameters(values: Mapping[str, object], *, strict: bool) -> None:
     """Check the names of hyperparameters, and with `strict` their number.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.channels.environment.configuration import check_hyperparameters, hyperparameters_config
+from penstock.channels.environment.configuration import arguments_of, check_hyperparameters, hyperparameters_config
 from penstock.channels.environment.hosts import Hosts
 from penstock.channels.inputs import channel_of_request, check_channels
 from penstock.channels.runner.stopping import STOP_S
@@ -27,6 +27,7 @@ class Job:
         command: The program and its arguments.
         channels: Its input channels.
         hyperparameters: Hyperparameters; values that are not text become JSON.
+        passes_hyperparameters: Whether the program gets the hyperparameters as arguments, too: ``--name value``.
         environment: Variables for the program, which take precedence over all others.
         hosts: The hosts of the run.
         name: Name of the job.
@@ -45,6 +46,7 @@ class Job:
     command: tuple[str, ...]
     channels: tuple[InputChannel, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    passes_hyperparameters: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     name: str = "penstock"
@@ -62,6 +64,11 @@ class Job:
         check_channels(list(self.channels), strict=self.strict)
         check_hyperparameters(self.hyperparameters, strict=self.strict)
         check_number("stop_s", self.stop_s, 0)
+
+    @property
+    def full_command(self) -> tuple[str, ...]:
+        """The program and all its arguments."""
+        return (*self.command, *(arguments_of(self.hyperparameter_texts) if self.passes_hyperparameters else ()))
 
     @property
     def hyperparameter_texts(self) -> dict[str, str]:

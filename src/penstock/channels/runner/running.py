@@ -74,6 +74,7 @@ def run(
     inputs: str | Mapping[str, str | InputChannel] | Iterable[InputChannel] = (),
     input_mode: str = "File",
     hyperparameters: Mapping[str, object] | None = None,
+    passes_hyperparameters: bool = False,
     environment: Mapping[str, str] | None = None,
     hosts: Sequence[str] = (),
     current_host: str | None = None,
@@ -95,6 +96,8 @@ def run(
             for the channel ``training``; or ``InputChannel`` records.
         input_mode: Mode of channels that name none: ``"File"``, ``"Pipe"`` or ``"FastFile"``.
         hyperparameters: Hyperparameters by name.
+        passes_hyperparameters: Whether the program gets them as arguments, too (``--name value``), as scripts of SageMaker's
+            framework containers do.
         environment: Further variables for the program.
         hosts: Names of all hosts; empty takes them from the launcher: SLURM, torchrun or Open MPI.
         current_host: Name of this host; goes together with `hosts`.
@@ -121,6 +124,7 @@ def run(
         command=(command,) if isinstance(command, str) else tuple(command),
         channels=tuple(_channels(inputs, input_mode)),
         hyperparameters=hyperparameters or {},
+        passes_hyperparameters=passes_hyperparameters,
         environment=environment or {},
         hosts=find_hosts(os.environ, names=hosts, current=current_host),
         base=base_of(base),
@@ -212,7 +216,7 @@ def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: Run
             progress.started()
         program = stack.enter_context(
             SupervisedProgram(
-                job.command,
+                job.full_command,
                 environment=_variables(job, layout),
                 base=layout.base,
                 is_private=base.is_private,
@@ -273,7 +277,7 @@ def _variables(job: Job, layout: ContainerLayout) -> dict[str, str]:
         channels=job.channels,
         hyperparameters=job.hyperparameter_texts,
         hosts=job.hosts,
-        command=job.command,
+        command=job.full_command,
         job_name=job.name,
         cpus_count=cores_count(),
         gpus_count=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
