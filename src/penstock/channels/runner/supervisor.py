@@ -29,6 +29,7 @@ END_S_MAX = 10.0
 """How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
 
 LOCK_NAME = ".penstock-lock"
+MOUNT_TYPE = b"fuse.penstock"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -181,20 +182,28 @@ def has_results(base: Path) -> bool:
     return any(path != base / "output" / "failure" for path in found)  # the failure is reported
 
 
-def mounts_below(base: Path) -> list[str]:
-    """Return the mount points below a directory, the deepest first."""
+def mounts_below(base: Path, *, kind: bytes = b"") -> list[str]:
+    """Return the mount points below a directory, the deepest first.
+
+    Args:
+        base: The directory.
+        kind: How the type of their file systems begins.
+    """
     found = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         # the kernel writes white space and backslashes as octal numbers
         path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line.split()[4]))
-        if path.startswith(f"{base}/"):
+        if path.startswith(f"{base}/") and line.partition(b" - ")[2].startswith(kind):
             found.append(path)
     return sorted(found, key=len, reverse=True)
 
 
 def unmount_below(base: Path) -> None:
-    """Unmount everything below a directory, also what is busy or has lost its daemon."""
-    for path in mounts_below(base):
+    """Unmount what penstock has mounted below a directory, also if it is busy or has lost its daemon.
+
+    Others' mounts stay, such as the volumes that a container has there.
+    """
+    for path in mounts_below(base, kind=MOUNT_TYPE):
         if _libc.umount2(os.fsencode(path), _MNT_DETACH) == 0:
             continue
         for program in ("fusermount3", "fusermount"):
