@@ -4,10 +4,11 @@ The tars lie in a bucket: PNGs of 32x32 pixels and labels stored as the text ``[
 TensorFlow reads them four ways in turns. "direct" is what people write: ``tarfile`` and Pillow in a Python generator. "cold"
 reads TFRecords with decoded pixels that the gateway makes of tars which it has not seen, "warm" reads the same once more, and
 "stored" reads TFRecords from the bucket that the same transform wrote; these three share ``penstock.tensorflow.dataset`` and
-``tf.io.parse_example``. Every sample of all four ways is compared once; in the turns, numbers and lengths are.
+``tf.io.parse_example``, and read the shards in the order in which they are named, without an index. Every sample of all four
+ways is compared once; in the turns, numbers and lengths are.
 
-"decoding alone" decodes the same PNGs from memory with OpenCV, in as many processes as the gateway has for its transform: all
-cores but one. TensorFlow, the gateway's own process and the bucket's server share the rest.
+"decoding alone" decodes the same PNGs from memory with OpenCV, in a process for each core but one. The other ways have all
+cores, for TensorFlow, the bucket's server, and the gateway as it comes, which decodes in a process for each core.
 
 The last part reads one TFRecord of 1 GB that the gateway makes of a tar, and watches the gateway's memory.
 """
@@ -99,7 +100,7 @@ def article(options: Any, about: str, pool: ProcessPoolExecutor) -> None:
         write_stored(folder / "stored", folder / "tar")
         samples = Samples([cv2_pixels(image).tobytes() for image in images], labels=written.labels)
         prefixes = list(again(folder / "tar", turns + 1))
-        flags = ["--transform", f"tar2tfrecord({MAPPING})", "--processes", str(PROCESSES)]
+        flags = ["--transform", f"tar2tfrecord({MAPPING})"]
         with Origin(root) as origin, gateway(origin.url, *flags) as served:
             turn = iter(prefixes)
             now = [prefixes[0]]
@@ -107,10 +108,8 @@ def article(options: Any, about: str, pool: ProcessPoolExecutor) -> None:
             def job(client: Any) -> dict[str, Any]:
                 if client.name == "cold":
                     now[0] = next(turn)
-                keys = keys_in(root, now[0])
-                of = {"cold": (served.url, now[0]), "warm": (served.url, now[0])}
-                url, prefix = of.get(client.name, (origin.url, "stored/"))
-                return {"url": url, "prefix": prefix, "keys": keys}
+                url = served.url if client.name in ("cold", "warm") else origin.url
+                return {"url": url, "keys": keys_in(root, "stored/" if client.name == "stored" else now[0])}
 
             alone = Function("decoding alone", decoding, pool, images, len(samples) // 2)
             ways = {"direct": "direct", "cold": "records", "warm": "records", "stored": "records"}
@@ -134,7 +133,7 @@ def article(options: Any, about: str, pool: ProcessPoolExecutor) -> None:
                     Row("warm : stored TFRecords", run.ratios("samples/s", "warm", "stored"), 0.85, 0.95),
                     Row("cold : direct", run.ratios("samples/s", "cold", "direct"), 1, 3),
                 ]
-                run.report(rows, bucket=BUCKET, samples=len(samples), shards=count, processes=PROCESSES)
+                run.report(rows, bucket=BUCKET, samples=len(samples), shards=count, decoding_processes=PROCESSES)
 
 
 def large(options: Any) -> None:
@@ -144,13 +143,13 @@ def large(options: Any) -> None:
     written = Samples([image[at:] + image[:at] for at in range(256)])
     with bucket() as (root, folder):
         written.write_tars(folder / "turn00", [-(-size_bytes // len(image))], "jpg", label_text=b"[%d]")
-        flags = ["--transform", "tar2tfrecord(image=jpg,label=cls:int)", "--processes", str(PROCESSES)]
+        flags = ["--transform", "tar2tfrecord(image=jpg,label=cls:int)"]
         with Origin(root) as origin, gateway(origin.url, *flags) as served:
             client = TensorFlowReader("cold, all bytes compared", "gateway", way="records")
 
             def measure(client: Any) -> dict[str, Any]:
                 with PeakPss(served.pid) as peak:
-                    client.checked(written, {"url": served.url, "prefix": "turn00/"})
+                    client.checked(written, {"url": served.url, "keys": keys_in(root, "turn00/")})
                 return {"gateway_mb": peak.peak_bytes / 1e6, "client_mb": client.pss_mb}
 
             metrics = {"gateway MB": lambda a: a["gateway_mb"], "TensorFlow MB": lambda a: a["client_mb"]}

@@ -62,7 +62,8 @@ class GatewayReader(_loading.Plain):
         import penstock.tensorflow
 
         shards = ps.shards(
-            f"s3://{self.bucket}/{job['prefix']}", format="tfrecord-raw", endpoint_url=job.get("url") or self.url,
+            [f"s3://{self.bucket}/{key}" for key in job["keys"]], format="tfrecord-raw",
+            endpoint_url=job.get("url") or self.url,
             region=REGION, credentials=ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY),
         )  # fmt: skip
         features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -71,7 +72,8 @@ class GatewayReader(_loading.Plain):
             found = tf.io.parse_example(batch["record"], features)
             return found["image"], found["label"]
 
-        return ps.tensorflow.dataset(shards.batch(job["batch"])).map(parse, num_parallel_calls=2)
+        dataset = ps.tensorflow.dataset(shards.batch(job["batch"]), index="stream")
+        return dataset.map(parse, num_parallel_calls=2)
 
 
 class _Images:

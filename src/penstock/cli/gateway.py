@@ -34,6 +34,7 @@ FLAGS = {
     "domain": "--domain",
     "region": "--region",
     "workers": "--workers",
+    "cpu_affinity": "--cpu-affinity",
     "keys_file": "--keys",
     "tls_certificate": "--tls-certificate",
     "tls_key": "--tls-key",
@@ -219,6 +220,14 @@ class EndpointGroup:
     ] = None
     log_format: Annotated[
         str | None, typer.Option("--log-format", metavar="lines|json", help="Form of the log on stderr.")
+    ] = None
+    cpu_affinity: Annotated[
+        str | None,
+        typer.Option(
+            "--cpu-affinity",
+            metavar="auto|one|all",
+            help="Whether a process stays on one processor; auto: unless an upstream is read by TLS.",
+        ),
     ] = None
     connections_max: Annotated[
         int | None, typer.Option("--connections-max", metavar="N", help="Open connections of one process.")
@@ -528,6 +537,7 @@ def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str
         "tls_key": endpoint.tls_key,
         "status": _choice("--status", endpoint.status, ("loopback", "metrics", "everyone")),
         "log_format": _choice("--log-format", endpoint.log_format, ("lines", "json")),
+        "cpu_affinity": _choice("--cpu-affinity", endpoint.cpu_affinity, ("auto", "one", "all")),
         "drain_s_max": None if drain is None else parse_seconds(drain, option="--drain-timeout"),
         "limits": limits,
     }

@@ -200,6 +200,8 @@ class GatewayConfig:
             configured with ``signature_version="s3v4"``. Requests with signed headers need version 4.
         keys_file: Path of a file with access keys; empty reads ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
+        cpu_affinity: Whether each process stays on ``"one"`` processor or uses ``"all"``. ``"auto"`` is one, unless an
+            upstream is read by TLS, because decryption gains from several. Source: bench/gateway.py.
         status: Who may see the status page and the metrics. ``"loopback"`` shows both to this machine only, ``"metrics"`` shows
             the metrics to everyone, and ``"everyone"`` shows both to everyone.
         cors_origins: Origins whose web pages may use the gateway in a browser, e.g. ``https://example.org``; ``"*"`` for all.
@@ -226,6 +228,7 @@ class GatewayConfig:
     presigned_version_2: bool = True
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
+    cpu_affinity: Literal["auto", "one", "all"] = "auto"
     status: Literal["loopback", "metrics", "everyone"] = "loopback"
     cors_origins: tuple[str, ...] = ()
     drain_s_max: float = 30.0

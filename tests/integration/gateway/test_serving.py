@@ -114,6 +114,17 @@ def test_boto3_reads_from_it(start: Start, workers: int) -> None:
     assert 'GET "/data/deep/a.bin" 206 5 ' in re.sub(r"\?x-id=GetObject", "", gateway.text)
 
 
+def test_each_process_stays_on_a_processor_of_its_own(start: Start) -> None:
+    """Processes stay on one processor each, on different ones if there are several; with `all`, they use all of them."""
+    allowed = os.sched_getaffinity(0)
+    gateway = start("--workers", "2")
+    used = [os.sched_getaffinity(process_id) for process_id in gateway.workers()]
+    assert [len(each) for each in used] == [1, 1]
+    assert len(set.union(*used)) == min(2, len(allowed))
+    unbound = start("--cpu-affinity", "all")
+    assert os.sched_getaffinity(unbound.process.pid) == allowed
+
+
 def test_metrics_of_all_processes_are_added_up(start: Start) -> None:
     """Each request is counted once, whichever process answered it and whichever is asked; a killed worker's counts remain."""
     gateway = start("--workers", "2")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.processes.guard import GUARD
+from penstock.gateway.processes.processors import use_all_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class ProcessGroup:
         self._on_exit = on_exit
         self.exited = asyncio.Event()
         self._process = subprocess.Popen(command, **options)
+        use_all_processors(self._process.pid)
         GUARD.watch(self._process.pid, folder)
         self._pid_fd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pid_fd, self._note_exit)

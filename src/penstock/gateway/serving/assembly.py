@@ -20,6 +20,7 @@ from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
+from penstock.gateway.processes.processors import stay_on_one_processor, stays_on_one_processor
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
 from penstock.gateway.serving.internal import InternalFront, InternalLinks
@@ -90,6 +91,8 @@ class Assembly:
             sources[point.name] = UpstreamBucket(
                 point.name, store, created_s=self._started_s, writes=writes, hot=self._hot
             )
+        if stays_on_one_processor(config.cpu_affinity, self._stores):
+            stay_on_one_processor(int(1000 * self._order.started_s) + self._order.index)
         transformed = [point for point in config.access_points if is_transformed(point)]
         if transformed:
             await self._start_transforms(transformed, sources)
