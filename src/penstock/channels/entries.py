@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock import compose
 from penstock.errors import ConfigError, DataError, ObjectMissingError
-from penstock.index import read_manifest
+from penstock.index import FOLDER, read_manifest
 from penstock.order.permutation import key_of, permutation
 from penstock.store.multi import MultiStore
 
@@ -95,11 +95,15 @@ def open_source(channel: InputChannel, connect: Connect) -> EntrySource:
 
 
 class _PrefixSource:
-    """All objects whose keys begin with a prefix; those of a directory of this machine."""
+    """All objects whose keys begin with a prefix; those of a directory of this machine.
+
+    Pipes leave out the index beside the shards: in a stream, no program could tell it from them.
+    """
 
     def __init__(self, channel: InputChannel, connect: Connect) -> None:
         root, self._prefix = compose.split(channel.url)
         self._channel = channel
+        self._has_indexes = channel.mode != "Pipe"
         self.store = connect(root)
 
     def entries(self) -> Iterator[Entry]:
@@ -112,8 +116,10 @@ class _PrefixSource:
         for info in self.store.list(self._prefix):
             if info.key.endswith("/") and not info.size_bytes:
                 continue  # what consoles make for a folder
-            count += 1
             name = name_below(self._prefix, info.key)
+            if not self._has_indexes and f"/{FOLDER}" in f"/{name}":
+                continue
+            count += 1
             yield (ChannelObject(info.key, name, info.size_bytes, info.etag, info.last_modified_s),)
         if not count:
             raise ObjectMissingError(

@@ -296,6 +296,7 @@ def umount(
 _IGNORED = (
     *(
         "ro",
+        "rw",
         "defaults",
         "auto",
         "noauto",
@@ -312,7 +313,8 @@ _IGNORED = (
     *("suid", "nosuid", "exec", "noexec", "atime", "noatime", "relatime", "norelatime", "diratime", "nodiratime"),
     *("async", "sync"),
 )
-"""Options of fstab that are for ``mount`` itself, or that a read-only mount fulfils anyway."""
+"""Options of fstab that are for ``mount`` itself, or that a read-only mount fulfils anyway. ``mount`` adds ``rw`` if there is
+no ``ro``, whether somebody asked for it or not."""
 
 
 def helper() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,9 @@ from penstock.channels import InputChannel
 from penstock.channels.entries import ChannelObject, Entries, EpochOrder, open_source
 from penstock.channels.pipe.channel import pipe_orders
 from penstock.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from penstock.channels.inputs import Mode
 
 SEEDS = st.one_of(st.none(), st.integers(0, 2**64 - 1))
 NAMES = st.text("abc/é \t%+=,", min_size=1, max_size=8).filter(lambda name: not name.startswith("/"))
@@ -79,6 +83,21 @@ def test_manifests_name_their_objects(names: list[str]) -> None:
     entries = Entries(open_source(channel, lambda _: store))
     found = [entries.get(number) for number in range(entries.count())]
     assert found == [(ChannelObject(f"0/some prefix/{name}", name),) for name in names]
+
+
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_pipes_leave_out_indexes(mode: Mode) -> None:
+    """A pipe has the shards alone; as files, the index beside them is there as well."""
+    store = MemoryStore()
+    keys = ["t/.penstock/dataset.index", "t/.penstock/shards/0.index", "t/0.tar", "t/a.penstock/1.tar"]
+    for key in keys:
+        store.write(key, b"-")
+    channel = InputChannel(name="c", url="memory://bucket/t/", mode=mode)
+    entries = Entries(open_source(channel, lambda _: store))
+    found = [entries.get(number) for number in range(entries.count())]
+    assert [piece.key for entry in found for piece in entry or () if isinstance(piece, ChannelObject)] == (
+        keys[2:] if mode == "Pipe" else keys
+    )
 
 
 @given(

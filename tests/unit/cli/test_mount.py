@@ -92,3 +92,4 @@ def test_the_helper_of_fstab() -> None:
     assert helper_arguments(f"s3://b/p/ /mnt -s -n -o {options} -t penstock".split()) == [
         "s3://b/p/", "/mnt", "--odd-one", "--allow-other", "--cache=/c:1GB", "--endpoint-url=http://h:1",
     ]  # fmt: skip
+    assert helper_arguments(["s3://b/p/", "/mnt", "-o", "rw,_netdev"]) == ["s3://b/p/", "/mnt"]  # mount adds rw
