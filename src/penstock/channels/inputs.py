@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["File", "Pipe", "FastFile"]
 DataType: TypeAlias = Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"]
 Distribution: TypeAlias = Literal["FullyReplicated", "ShardedByS3Key"]
+Start: TypeAlias = Literal["complete", "lazy"]
 
 DEFAULT_NAME = "training"
 """Name of the channel that a URL without a name becomes, as in SageMaker's SDK."""
@@ -48,6 +49,8 @@ class InputChannel:
         attribute_names: Attributes of an augmented manifest, in the order in which they are streamed.
         copies: Number of pipes that each give all data, in an order of their own; 0 for one ordinary pipe.
         split: Number of pipes that share the data, so that each object is in exactly one; 0 for one ordinary pipe.
+        start: When the program starts in File mode: when all files are there (``"complete"``), or at once while they arrive
+            (``"lazy"``); reading a file that is not there yet then waits for it.
 
     Raises:
         ConfigError: A value is out of bounds, or an option does not fit the mode.
@@ -65,6 +68,7 @@ class InputChannel:
     attribute_names: tuple[str, ...] = ()
     copies: int = 0
     split: int = 0
+    start: Start = "complete"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > NAME_CHARACTERS_MAX or self.name in (".", ".."):
@@ -79,6 +83,7 @@ class InputChannel:
             ("distribution", self.distribution, get_args(Distribution)),
             ("compression", self.compression, ("None", "Gzip")),
             ("wrapper", self.record_wrapper, ("None", "RecordIO")),
+            ("start", self.start, get_args(Start)),
         ):
             if value not in known:
                 raise ConfigError(f"channel {self.name!r}: {option}={value!r} must be one of {', '.join(known)}")
@@ -101,9 +106,14 @@ class InputChannel:
                         f"channel {self.name!r}: {option} is for Pipe mode, and its mode is {self.mode}",
                         hint="mode=pipe",
                     )
-        if self.mode == "FastFile" and (self.data_type != "S3Prefix" or self.compression != "None"):
+        if self.start == "lazy" and self.mode != "File":
+            raise ConfigError(
+                f"channel {self.name!r}: start=lazy is for File mode, and its mode is {self.mode}", hint="mode=file"
+            )
+        if self.is_mounted and (self.data_type != "S3Prefix" or self.compression != "None"):
+            how = "FastFile mode" if self.mode == "FastFile" else "start=lazy"
             what = f"type={self.data_type}" if self.data_type != "S3Prefix" else "compression"
-            raise ConfigError(f"channel {self.name!r}: FastFile mode mounts a prefix as it is, without {what}")
+            raise ConfigError(f"channel {self.name!r}: {how} mounts a prefix as it is, without {what}")
         if self.copies and self.split:
             raise ConfigError(f"channel {self.name!r}: copies and split exclude each other")
         is_augmented = self.data_type == "AugmentedManifestFile"
@@ -116,6 +126,11 @@ class InputChannel:
             raise ConfigError(
                 f"channel {self.name!r} has {len(self.attribute_names)} attributes, more than {ATTRIBUTES_MAX}"
             )
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether the program reads its data from a mount."""
+        return self.mode == "FastFile" or self.start == "lazy"
 
     def pipes(self) -> list[str]:
         """Return the names of its pipes, without ``_<epoch>``: its own, or one for each copy or part."""
@@ -147,6 +162,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "attributes": ("attribute_names", lambda text: tuple(text.split("+"))),
     "copies": ("copies", _whole),
     "split": ("split", _whole),
+    "start": ("start", _one_of(*get_args(Start))),
 }
 """The options of a channel on the command line: the field of ``InputChannel`` that each sets, and how its text is read."""
 
@@ -271,6 +287,8 @@ def check_channels(channels: list[InputChannel], *, strict: bool = False) -> Non
             raise ConfigError(
                 f"channel {channel.name!r}: SageMaker has neither copies nor split", hint="leave out --strict"
             )
+        if channel.start != "complete":
+            raise ConfigError(f"channel {channel.name!r}: SageMaker has no start=lazy", hint="leave out --strict")
         if channel.compression != "None" and channel.mode != "Pipe":
             raise ConfigError(
                 f"channel {channel.name!r}: SageMaker inflates in Pipe mode only", hint="leave out --strict"

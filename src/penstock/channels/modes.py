@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.channels.file.channel import ChannelProgress
     from penstock.channels.inputs import InputChannel
 
+CACHE_NAME = "lazy-cache"
+"""Folder, beside the channels or among the downloads, that keeps what channels with ``start="lazy"`` have read."""
+
 
 def open_channel(
     channel: InputChannel,
@@ -48,6 +51,13 @@ def open_channel(
         return open_pipe_channel(channel, entries, path=path, host_rank=hosts.rank, hosts_count=hosts.count)
     is_sharded = channel.distribution == "ShardedByS3Key"
     order = EpochOrder(part=hosts.rank, parts_count=hosts.count) if is_sharded else EpochOrder()
+    if channel.start == "lazy":
+        from penstock.channels.file.lazy import open_lazy_channel  # here, as other modes do without the mount
+
+        cache = path.parent.parent if downloads is None else downloads
+        return open_lazy_channel(
+            channel, entries, path=path, order=order, connection=connection, cache=cache / CACHE_NAME
+        )
     if channel.mode == "File":
         return open_file_channel(channel, entries, path=path, order=order, progress=progress, downloads=downloads)
     from penstock.channels.fastfile import open_fastfile_channel  # here, as other modes do without the mount

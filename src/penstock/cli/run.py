@@ -91,8 +91,9 @@ def run(
 
     A channel is [NAME=]URL with options: mode=file|pipe|fastfile, type=S3Prefix|ManifestFile|AugmentedManifestFile,
     attributes=A+B, distribution=FullyReplicated|ShardedByS3Key, compression=Gzip, wrapper=RecordIO, seed=N, content-type=T,
-    copies=N (N pipes with all data, each in its own order), split=N (N pipes that share the data). A URL without a name is
-    the channel "training". A directory of this machine is a channel, too.
+    copies=N (N pipes with all data, each in its own order), split=N (N pipes that share the data), start=lazy (in File mode,
+    COMMAND starts at once and the files arrive meanwhile). A URL without a name is the channel "training". A directory of
+    this machine is a channel, too.
 
     SIGTERM, SIGINT and SIGHUP are passed on; 120 seconds later, the program and all that it started are killed. The exit code
     is the program's, or 128 plus the number of the signal that ended it. Nothing stays mounted, running or half-written.
