@@ -1,6 +1,6 @@
 """Moving objects between stores and files: see README.md in this folder."""
 
-from penstock.transfer.download import Download, is_downloaded
+from penstock.transfer.download import ETAG_ATTRIBUTE, Download, is_downloaded
 from penstock.transfer.moving import (
     FileReceiver,
     Receiver,
@@ -12,6 +12,7 @@ from penstock.transfer.moving import (
 )
 
 __all__ = [
+    "ETAG_ATTRIBUTE",
     "Download",
     "FileReceiver",
     "Receiver",

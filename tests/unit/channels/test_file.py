@@ -66,6 +66,25 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_inflated_files_are_kept(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """A second run downloads no inflated file again, but for one that changed in the store, or was never inflated."""
+    for name in ("a", "b", "c"):
+        store.write(f"train/{name}", gzip.compress(name.encode() * 1000))
+    (tmp_path / "probe").touch()
+    try:
+        os.setxattr(tmp_path / "probe", "user.penstock.probe", b"x")
+    except OSError:
+        pytest.skip("needs a file system with extended attributes")
+    assert download(compression="Gzip").plans[0][0] == 3
+    assert download(compression="Gzip").plans[0][0] == 0
+    store.write("train/b", gzip.compress(b"x" * 1000))
+    assert download(compression="Gzip").plans[0][0] == 1
+    assert tree(tmp_path / "train") == {"a": b"a" * 1000, "b": b"x" * 1000, "c": b"c" * 1000}
+    assert download().plans[0][0] == 3
+    assert download(compression="Gzip").plans[0][0] == 3
+    assert tree(tmp_path / "train")["a"] == b"a" * 1000
+
+
 def test_all_objects_are_files(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
     """Files lie below the channel's directory as the keys say, large and empty ones too; progress counts them."""
     objects = {"a": b"1", "sub/b": b"", "sub/deep/large": os.urandom(20 << 20)}

@@ -148,3 +148,15 @@ def test_limits_of_sagemaker() -> None:
         check_channels([InputChannel(name="a", url="s3://b/", mode="Pipe", copies=2)], strict=True)
     with pytest.raises(ConfigError, match="is not an s3:// URL"):
         check_channels([InputChannel(name="a", url="data/")], strict=True)
+
+
+def test_lazy_start() -> None:
+    """File mode may start lazily, with what a mount can give; other modes, and SageMaker's own limits, refuse it."""
+    channel = parse_channel("s3://b/train/,mode=file,start=lazy")
+    assert (channel.mode, channel.start, channel.is_mounted) == ("File", "lazy", True)
+    assert not parse_channel("s3://b/train/").is_mounted
+    for text in ("mode=pipe,start=lazy", "start=lazy,compression=gzip", "start=lazy,type=ManifestFile", "start=soon"):
+        with pytest.raises(ConfigError, match=r"start"):
+            parse_channel(f"s3://b/train/,{text}")
+    with pytest.raises(ConfigError, match="start=lazy"):
+        check_channels([channel], strict=True)

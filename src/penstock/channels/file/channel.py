@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
 from penstock.channels.entries import objects_of
-from penstock.channels.file.inflating import InflatingReceiver
+from penstock.channels.file.inflating import InflatingReceiver, is_inflated
 from penstock.channels.file.linking import link_file
 from penstock.errors import ConfigError, StoreError
 from penstock.sizes import format_bytes
@@ -158,7 +158,7 @@ def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
 
 def _is_there(channel: InputChannel, item: TransferItem) -> bool:
     assert item.path is not None
-    return channel.compression == "None" and is_downloaded(item.path, item.info)
+    return (is_downloaded if channel.compression == "None" else is_inflated)(item.path, item.info)
 
 
 def _folder_of(channel: InputChannel) -> str:

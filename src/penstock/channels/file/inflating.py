@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptShardError, DataError
 from penstock.formats.compression import Gunzip
-from penstock.transfer import Download
+from penstock.transfer import ETAG_ATTRIBUTE, Download, is_downloaded
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.transfer import TransferItem, TransferListener
-    from penstock.types import Chunk
+    from penstock.types import Chunk, ObjectInfo
+
+
+def is_inflated(path: Path, info: ObjectInfo) -> bool:
+    """Return whether `path` is the inflated file of this version of the object.
+
+    Without the size, the ETag must be known. A file of the object's own size is taken for one that was not inflated.
+    """
+    try:
+        size_bytes, etag = path.stat().st_size, os.getxattr(path, ETAG_ATTRIBUTE)
+    except OSError:
+        return False
+    is_other_size = size_bytes != info.size_bytes
+    return bool(etag) and is_other_size and is_downloaded(path, info._replace(size_bytes=size_bytes))
 
 
 class InflatingReceiver:
     """Writes objects to files, inflated by gzip; see ``penstock.transfer.Receiver``.
 
-    The files have the modification time and the ETag of their objects, but another size, so the next run downloads them again.
+    The files have the modification time and the ETag of their objects, but another size; ``is_inflated`` recognises them.
 
     Args:
         listener: Hears of each file.

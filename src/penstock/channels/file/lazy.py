@@ -17,6 +17,7 @@ from penstock.cache import CacheConfig, CacheStatistics
 from penstock.cache.warm import warm
 from penstock.channels.entries import Entries, objects_of, open_source
 from penstock.channels.fastfile import FastFileChannel, LinkedChannel, folder_url, open_fastfile_channel
+from penstock.channels.interruptible import Interruptible
 from penstock.fetch import PlanItem
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class CacheFilling:
         objects: Finds the objects.
     """
 
-    def __init__(self, store: Store, objects: Iterator[ChannelObject]) -> None:
+    def __init__(self, store: Interruptible, objects: Iterator[ChannelObject]) -> None:
         self._store = store
         self._objects = objects
         self._failure: Exception | None = None
@@ -85,8 +86,9 @@ class CacheFilling:
     def close(self) -> None:
         """Stop it and wait for its end; idempotent."""
         self._closed.set()
-        self._store.close()  # ends the requests in flight
+        self._store.interrupt()
         self._thread.join()
+        self._store.close()
 
     def _run(self) -> None:
         try:
@@ -99,9 +101,7 @@ class CacheFilling:
         for each in self._objects:
             if self._closed.is_set() or _is_full(self._store):
                 return
-            yield PlanItem(
-                each.key, etag=each.etag, size_bytes=each.size_bytes, last_modified_s=each.modified_s
-            )
+            yield PlanItem(each.key, etag=each.etag, size_bytes=each.size_bytes, last_modified_s=each.modified_s)
 
 
 def _is_full(store: Store) -> bool:
@@ -146,7 +146,7 @@ def open_lazy_channel(
     try:
         folder = replace(channel, url=folder_url(channel, entries.store))
         root, _ = compose.split(folder.url)
-        store = compose.connect(root, **options)
+        store = Interruptible(compose.connect(root, **options))
         try:
             found = Entries(open_source(folder, lambda _: store))
             return LazyChannel(mount, CacheFilling(store, objects_of(order.entries(found, epoch=0))))

@@ -9,18 +9,18 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock import compose
 from penstock.channels.environment.configuration import input_data_config, resource_config
 from penstock.channels.environment.hosts import find_hosts
 from penstock.channels.environment.variables import Environment, variables
 from penstock.channels.inputs import InputChannel, parse_channel
-from penstock.channels.modes import open_channel
 from penstock.channels.pipe.channel import pipe_orders
 from penstock.channels.runner.base import BaseDirectory
+from penstock.channels.runner.beginning import begin_channels
 from penstock.channels.runner.job import Job
 from penstock.channels.runner.stopping import STOP_S, Stopping
+from penstock.channels.runner.stores import RunStores
 from penstock.channels.runner.supervised import SupervisedProgram
 from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
 from penstock.config import cores_count
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from penstock.channels.contracts import RunningChannel
     from penstock.channels.environment.layout import ContainerLayout
-    from penstock.store import Store
 
 FAILURE_CHARACTERS_MAX = 1024
 CHECK_S = 0.1
@@ -198,20 +197,7 @@ def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: Run
     """
     layout = base.layout
     with ExitStack() as stack:
-        channels: list[RunningChannel] = []
-        for channel in job.channels:
-            path = layout.data / channel.name
-            found = open_channel(
-                channel,
-                stores.open,
-                path=path,
-                hosts=job.hosts,
-                connection=stores.options,
-                progress=progress,
-                downloads=job.downloads,
-            )
-            stack.callback(found.close)
-            channels.append(found)
+        channels = begin_channels(job, layout, stores, stack=stack, progress=progress)
         if progress is not None:
             progress.started()
         program = stack.enter_context(
@@ -306,31 +292,3 @@ def _store_results(job: Job, base: BaseDirectory, stores: RunStores) -> bool:
     if job.checkpoint_url is None:
         all_stored = all_stored and not any(path.is_file() for path in layout.checkpoints.rglob("*"))
     return all_stored
-
-
-class RunStores:
-    """The stores of a run, one for each URL. A context manager that closes them.
-
-    Args:
-        options: Options of ``penstock.connect``.
-
-    Attributes:
-        options: The same.
-    """
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = dict(options)
-        self._stores: dict[str, Store] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for store in self._stores.values():
-            store.close()
-
-    def open(self, root_url: str) -> Store:
-        """Return the store at a URL; each call returns the same one."""
-        if root_url not in self._stores:
-            self._stores[root_url] = compose.connect(root_url, **self.options)
-        return self._stores[root_url]
