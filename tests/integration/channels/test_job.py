@@ -144,23 +144,61 @@ pathlib.Path(os.environ["SM_MODEL_DIR"], "digest").write_text(hashlib.sha256(fou
     assert (tmp_path / "model" / "digest").read_text() == expected
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("mode", ["file", "pipe"])
-def test_the_end_before_the_start(faulty: FaultyServer, tmp_path: Path, mode: str) -> None:
-    """SIGTERM before the program starts, or while its pipe waits for the store, ends the run at once and leaves nothing."""
+def test_the_end_before_the_start(faulty: FaultyServer, tmp_path: Path, mode: str, number: signal.Signals) -> None:
+    """A signal before the program starts, or while its pipe waits for the store, ends the run at once and leaves nothing."""
     faulty.objects["train/a"] = b"x" * 1000
     faulty.fail("stall_head", match="train/a", times=None, seconds=60)
+    process = started(
+        faulty, tmp_path, "--mode", mode, "-c", f"{faulty.url}/train/", "--", "sh", "-c", 'cat "$SM_CHANNEL_TRAINING"_0'
+    )
+    wait_for_request(faulty, "train/a")
+    process.send_signal(number)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode in (128 + number, -number), errors
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_the_end_while_results_are_stored(faulty: FaultyServer, tmp_path: Path, number: signal.Signals) -> None:
+    """A signal while the model is uploaded ends the run; the model stays, and the message says where."""
+    faulty.fail("stall_head", match="models/", times=None, seconds=60)
+    process = started(
+        faulty, tmp_path, "--model-url", f"{faulty.url}/models/", "--", "sh", "-c", 'echo weights > "$SM_MODEL_DIR/m"'
+    )
+    wait_for_request(faulty, "models/")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode in (128 + number, -number), errors
+    (folder,) = (tmp_path / "tmp").iterdir()
+    assert (folder / "model" / "m").read_text() == "weights\n"
+    assert str(folder) in errors
+
+
+def test_a_terminal_that_is_closed_may_be_ignored(faulty: FaultyServer, tmp_path: Path) -> None:
+    """Under ``nohup``, SIGHUP reaches neither the runner nor the program."""
+    script = 'kill -HUP "$PPID" $$ && kill -HUP "$(cut -d" " -f4 "/proc/$PPID/stat")" && echo alive'
+    process = started(faulty, tmp_path, "--", "sh", "-c", script, before=("nohup",))
+    out, errors = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "alive\n"), errors
+
+
+def started(faulty: FaultyServer, tmp_path: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    (tmp_path / "tmp").mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     main = "from penstock.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", main, "run", "--anonymous", "--endpoint-url", faulty.endpoint_url, "--mode", mode,
-         "-c", f"{faulty.url}/train/", "--", "sh", "-c", 'cat "$SM_CHANNEL_TRAINING"_0'],
-        env={**kept, "AWS_CONFIG_FILE": os.devnull, "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
+    connection = ["--anonymous", "--endpoint-url", faulty.endpoint_url]
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", main, "run", *connection, *words],
+        env={**kept, "AWS_CONFIG_FILE": os.devnull, "TMPDIR": str(tmp_path / "tmp")},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def wait_for_request(faulty: FaultyServer, path: str) -> None:
     deadline_s = time.monotonic() + 30
-    while not any("train/a" in request.path for request in faulty.requests):
+    while not any(path in request.path for request in faulty.requests):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    process.terminate()
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert list((tmp_path / "tmp").iterdir()) == []

@@ -34,7 +34,6 @@ class BaseDirectory:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        clean_abandoned()
         self.is_private = path is None
         self.layout = ContainerLayout(base=Path(tempfile.mkdtemp(prefix=PREFIX)) if path is None else path.absolute())
         base = self.layout.base

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,8 +15,9 @@ from penstock.channels.environment.hosts import find_hosts
 from penstock.channels.environment.variables import Environment, variables
 from penstock.channels.inputs import InputChannel, parse_channel
 from penstock.channels.pipe.channel import pipe_orders
-from penstock.channels.runner.base import BaseDirectory
+from penstock.channels.runner.base import BaseDirectory, clean_abandoned
 from penstock.channels.runner.beginning import begin_channels
+from penstock.channels.runner.interruptions import Interruptions
 from penstock.channels.runner.job import Job
 from penstock.channels.runner.stopping import STOP_S, Stopping
 from penstock.channels.runner.stores import RunStores
@@ -165,43 +165,59 @@ def run_job(job: Job, *, connection: Mapping[str, Any], progress: RunProgress | 
     Raises:
         PenstockError: A channel failed, the program could not be started, or results could not be stored.
     """
-    with ExitStack() as stack:
-        base = stack.enter_context(BaseDirectory(job.base))
+    clean_abandoned()
+    with Interruptions() as interruptions, interruptions.cleanup() as stack:
+        with interruptions.shielded():
+            base = BaseDirectory(job.base)
+            stack.callback(base.close)
         stores = stack.enter_context(RunStores(connection))
-        _write_configuration(job, base.layout)
-        uploader = None
-        if job.checkpoint_url is not None:
-            uploader = CheckpointUploader(base.layout.checkpoints, job.checkpoint_url, stores.open)
         try:
-            exit_code = _run_program(job, base, stores, progress)
+            return _run_in(base, job, stores, interruptions=interruptions, progress=progress)
         except BaseException:
             if base.is_private and base.has_results:
                 logging.getLogger("penstock").warning("The results are in %s", base.layout.base)
             raise
-        finally:
-            if uploader is not None:
-                uploader.close()
-        failure = _failure(base.layout)
-        stored = _store_results(job, base, stores)
-        if stored:
-            base.forget_results()
-        directory = base.layout.base if not base.is_private or base.has_results else None
+
+
+def _run_in(
+    base: BaseDirectory, job: Job, stores: RunStores, *, interruptions: Interruptions, progress: RunProgress | None
+) -> RunResult:
+    """Run a job in its base directory, and store its results.
+
+    Raises:
+        PenstockError: A channel failed, the program could not be started, or results could not be stored.
+    """
+    _write_configuration(job, base.layout)
+    uploader = None
+    if job.checkpoint_url is not None:
+        uploader = CheckpointUploader(base.layout.checkpoints, job.checkpoint_url, stores.open)
+    try:
+        exit_code = _run_program(base, job, stores, interruptions=interruptions, progress=progress)
+    finally:
+        if uploader is not None:
+            uploader.close()
+    failure = _failure(base.layout)
+    if _store_results(job, base, stores):
+        base.forget_results()
+    directory = base.layout.base if not base.is_private or base.has_results else None
     return RunResult(exit_code=exit_code, failure=failure, directory=directory)
 
 
-def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: RunProgress | None) -> int:
+def _run_program(
+    base: BaseDirectory, job: Job, stores: RunStores, *, interruptions: Interruptions, progress: RunProgress | None
+) -> int:
     """Run the program with its channels, and return its exit code.
 
     Raises:
         PenstockError: A channel failed, or the program could not be started.
     """
     layout = base.layout
-    with ExitStack() as stack:
+    with interruptions.cleanup() as stack:
         channels = begin_channels(job, layout, stores, stack=stack, progress=progress)
         if progress is not None:
             progress.started()
-        program = stack.enter_context(
-            SupervisedProgram(
+        with interruptions.shielded():  # a signal during the start would leave a program without its runner
+            program = SupervisedProgram(
                 job.full_command,
                 environment=_variables(job, layout),
                 base=layout.base,
@@ -209,7 +225,7 @@ def _run_program(job: Job, base: BaseDirectory, stores: RunStores, progress: Run
                 stop_s=job.stop_s,
                 pass_fds=(base.lock_fd,),
             )
-        )
+            stack.callback(program.close)
         return _wait(program, channels, Stopping(program, stop_s=job.stop_s), layout)
 
 

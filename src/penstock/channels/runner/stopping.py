@@ -37,11 +37,15 @@ class Stopping:
 
     @contextmanager
     def forwarding(self) -> Iterator[None]:
-        """Pass signals on inside the block. Only the main thread can do so; elsewhere nothing is passed on."""
+        """Pass signals on inside the block, unless this process ignores them, as it does SIGHUP under ``nohup``.
+
+        Only the main thread can do so; elsewhere nothing is passed on.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in FORWARDED}
+        heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield
         finally:

@@ -28,6 +28,9 @@ _MNT_DETACH = 2
 END_S_MAX = 10.0
 """How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
 
+OUTLIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that a terminal or a scheduler sends to a whole group of processes."""
+
 LOCK_NAME = ".penstock-lock"
 MOUNT_TYPE = b"fuse.penstock"
 
@@ -38,28 +41,27 @@ def main() -> None:
     """Run the program of the settings in ``sys.argv[1]``."""
     settings = json.loads(sys.argv[1])
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches the program, which this process has to outlive
-    pid = start(settings)
+    # Ctrl-C reaches the program, which this process has to outlive. What was ignored before stays so for the program: nohup.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in OUTLIVED}
+    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    pid = start(settings, heard=heard)
     if pid is not None:
         supervise(settings, pid)
 
 
-def start(settings: dict[str, Any]) -> int | None:
-    """Start the program; None if it cannot be started, which the status says."""
+def start(settings: dict[str, Any], *, heard: list[signal.Signals]) -> int | None:
+    """Start the program; None if it cannot be started, which the status says.
+
+    Args:
+        settings: What is started.
+        heard: Signals that it does not ignore at its start.
+    """
     failure_r, failure_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            for number in (
-                signal.SIGINT,
-                signal.SIGTERM,
-                signal.SIGHUP,
-                signal.SIGQUIT,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):
+            for number in (*heard, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
