@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 PYTHON=${1:-${PYTHON:-python3}}
-PACKAGES="nginx libnginx-mod-http-lua lua-resty-core wrk gcc libc6-dev openssl rclone fuse3"
+PACKAGES="nginx libnginx-mod-http-lua lua-resty-core wrk gcc libc6-dev openssl rclone fuse3 s3fs"
 
 missing=$(for package in $PACKAGES; do dpkg -s "$package" 2>/dev/null | grep -q '^Status: install ok' || echo "$package"; done)
 if [ -n "$missing" ]; then

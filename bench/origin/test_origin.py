@@ -80,6 +80,19 @@ def test_objects_ranges_and_conditions(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.parametrize("key", ["folder", "folder/"])
+def test_a_folder_is_no_object(tmp_path: Path, key: str) -> None:
+    """A folder of files is answered like a missing key: some file systems take any other answer for a file."""
+    (tmp_path / "bucket" / "folder").mkdir(parents=True)
+    (tmp_path / "bucket" / "folder" / "key").write_bytes(b"0")
+    with Origin(tmp_path) as origin:
+        client = client_of(origin)
+        with pytest.raises(ClientError) as refused:
+            client.head_object(Bucket="bucket", Key=key)
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+        client.close()
+
+
 def test_it_ends_with_its_block(tmp_path: Path) -> None:
     """Leaving the block, by an error too, ends nginx and removes its folder."""
     seen: list[Any] = []
