@@ -161,7 +161,7 @@ def mount(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a directory, https://...")
     ] = None,
-    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="An empty directory.")] = None,
+    directory: Annotated[str | None, typer.Argument(metavar="DIR", help="An empty directory.")] = None,
     *,
     names: NamesGroup,
     disk: DiskCacheGroup,
@@ -197,9 +197,9 @@ def mount(
     print_message(f"process {running.process_id} serves it, and logs to {running.log_file}")
 
 
-def _check_words(unknown: list[str], url: str | None, directory: Path | None) -> None:
+def _check_words(unknown: list[str], url: str | None, directory: str | None) -> None:
     """Refuse unknown options before anything else: their values would be taken for the URL or the directory."""
-    for word in [*unknown, url or "", str(directory or "")]:
+    for word in [*unknown, url or "", directory or ""]:
         if word.startswith("-"):
             name = word.partition("=")[0]
             hint = _HINTS.get(name)
@@ -218,7 +218,7 @@ def _check_words(unknown: list[str], url: str | None, directory: Path | None) ->
 
 def _config(
     url: str,
-    directory: Path,
+    directory: str,
     *,
     names: NamesGroup,
     disk: DiskCacheGroup,
@@ -280,7 +280,7 @@ def _serve(config: MountConfig) -> None:
 
 
 def umount(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is mounted.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where it is mounted.")],
     *,
     lazy: Annotated[
         bool,

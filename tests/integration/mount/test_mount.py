@@ -328,6 +328,21 @@ def test_a_mount_in_use_is_not_taken_away(tmp_path: Path) -> None:
         assert reader.communicate("go on\n", timeout=TIME_S_MAX)[0] == "contents"
 
 
+def test_a_process_that_does_not_answer(tmp_path: Path) -> None:
+    """If the process of a mount hangs, another mount is refused, and `umount` works: no command waits for that process."""
+    source, directory = tmp_path / "source", tmp_path / "mounted"
+    source.mkdir()
+    directory.mkdir()
+    with ps.mount(source, directory) as mount:
+        os.kill(mount.process_id, signal.SIGSTOP)
+        try:
+            assert "already a mount of" in penstock("mount", source, directory, code=1)
+            penstock("umount", directory)
+            assert find_mount(str(directory)) is None
+        finally:
+            os.kill(mount.process_id, signal.SIGCONT)
+
+
 def test_errors_of_the_start_are_reported(tmp_path: Path, s3_endpoint: Any) -> None:
     """A missing directory, bucket or permission is the caller's error, and leaves nothing mounted."""
     (tmp_path / "m").mkdir()

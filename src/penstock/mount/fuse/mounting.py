@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import stat
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from penstock.mount.fuse.mount_table import MountEntry
 
 DEVICE = "/dev/fuse"
+ANSWER_S_MAX = 5.0
+"""How long a process that serves a mount may take to say that it lives; it has nothing to ask for that."""
+
 _CONTAINER = (
     "in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN "
     "and, with AppArmor, --security-opt apparmor=unconfined"
@@ -155,11 +159,20 @@ def remove_stale(directory: str | os.PathLike[str]) -> bool:
 
 
 def _is_stale(path: str) -> bool:
-    try:
-        os.statvfs(path)  # unlike stat, this always asks the process that serves the mount
-    except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+    """Whether the process that served a mount has died. One that does not answer for ``ANSWER_S_MAX`` seconds lives."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(path)  # unlike stat, this always asks the process that serves the mount
+        except OSError as error:
+            found.append(error.errno in (errno.ENOTCONN, errno.ECONNABORTED))
+
+    # A stopped process would make this one wait for ever; the thread that waits ends with this process.
+    thread = threading.Thread(target=ask, name="penstock-stale", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S_MAX)
+    return found == [True]
 
 
 def _real_path(directory: str | os.PathLike[str]) -> str:
