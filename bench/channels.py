@@ -1,0 +1,263 @@
+"""What do the channels of `penstock run` cost: files beside boto3 and the AWS CLI, pipes beside `cat`, and the start of a job?
+
+--case small, large: a prefix becomes files in memory, in one command from its start to its end: `penstock run` in File mode,
+`download_file` of boto3 in 32 threads, and `aws s3 sync` as it comes and with 32 requests. Beside them stand what wrk gets
+from the store with 32 connections and what `cp` writes: the lower one is the limit of this machine.
+--case pipe: MB/s of a pipe of local files, where the engine is not the limit, beside `cat` of the same files into a FIFO of the
+same size, and of a pipe from the store. The same reader counts from its first bytes to the end.
+--case start: seconds from the start of `penstock run` to the first byte in the program, for each mode. The store answers after
+30 ms and sends 90 MB/s on each connection.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clients import BUCKET, HERE, BenchError, Function, Wrk
+from harness import MIB, Row, Run, arguments, memory_folder, objects
+from origin.origin import Origin
+
+THREADS = 32
+SLOW = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
+PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()", "run"]
+PEERS = HERE / "peers"
+CONNECTION = {
+    "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull,
+    "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+}  # fmt: skip
+COMMAND_S_MAX = 600
+
+
+class Data(NamedTuple):
+    """Objects of one prefix."""
+
+    prefix: str
+    count: int
+    size_bytes: int
+
+
+def program(origin: Origin | None, *words: Any, **variables: str) -> str:
+    """Run a command with the connection to the store, and return what it printed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SM_"))}
+    endpoint = {} if origin is None else {"AWS_ENDPOINT_URL": origin.url}
+    found = subprocess.run(
+        [str(word) for word in words], env={**inherited, **CONNECTION, **endpoint, **variables},
+        capture_output=True, text=True, check=False, timeout=COMMAND_S_MAX,
+    )  # fmt: skip
+    if found.returncode:
+        raise BenchError(f"{' '.join(map(str, words))}: status {found.returncode}\n{found.stderr[-2000:]}")
+    return found.stdout
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Downloads:
+    """One prefix that becomes files, by several commands."""
+
+    def __init__(self, root: Path, origin: Origin, data: Data) -> None:
+        self._root = root
+        self._origin = origin
+        self._data = data
+        self._source = root / BUCKET / data.prefix
+        self._aws = HERE / ".venvs" / "awscli" / "bin" / "aws"
+
+    def clients(self) -> list[Any]:
+        tuned = "[default]\ns3 =\n  max_concurrent_requests = 32\n  multipart_chunksize = 16MB\n"
+        (self._root / "aws-config").write_text(tuned)
+        found: list[Any] = [
+            Function("penstock run", self.measured, self.penstock),
+            Function(f"boto3, {THREADS} threads", self.measured, self.boto3),
+            Function("aws s3 sync", self.measured, self.aws, os.devnull),
+            Function("aws s3 sync, 32 requests", self.measured, self.aws, str(self._root / "aws-config")),
+            Function("cp", self.measured, self.copy),
+        ]
+        script = f"""
+local n = -1
+request = function()
+  n = (n + 1) % {self._data.count}
+  return wrk.format("GET", string.format("/{BUCKET}/{self._data.prefix}/%06d", n))
+end"""
+        return [*found, Wrk(connections=THREADS, seconds=2, script=script)]
+
+    def measured(self, download: Any, *words: Any) -> dict[str, Any]:
+        """Time one download into an empty folder, and compare the files."""
+        folder = self._root / "downloaded"
+        begin_s = time.perf_counter()
+        download(folder, *words)
+        seconds = time.perf_counter() - begin_s
+        self._check(folder)
+        shutil.rmtree(folder)
+        return {"seconds": seconds, "bytes": self._data.count * self._data.size_bytes, "objects": self._data.count}
+
+    def penstock(self, folder: Path) -> None:
+        url = f"train=s3://{BUCKET}/{self._data.prefix}/"
+        program(self._origin, *PENSTOCK, "-c", url, "--base", folder, "--", "true")
+
+    def boto3(self, folder: Path) -> None:
+        python = HERE / ".venvs" / "boto3" / "bin" / "python"
+        words = (self._origin.url, BUCKET, f"{self._data.prefix}/", folder, THREADS)
+        program(self._origin, python, PEERS / "download_boto3.py", *words)
+
+    def aws(self, folder: Path, config: str) -> None:
+        source = f"s3://{BUCKET}/{self._data.prefix}"
+        command = [self._aws, "s3", "sync", "--only-show-errors", source, folder]
+        program(self._origin, *command, AWS_CONFIG_FILE=config)
+
+    def copy(self, folder: Path) -> None:
+        program(None, "cp", "-r", self._source, folder)
+
+    def _check(self, folder: Path) -> None:
+        below = folder / "input" / "data" / "train"
+        folder = below if below.is_dir() else folder
+        found = {path.name: path.stat().st_size for path in folder.iterdir()}
+        wanted = {path.name: path.stat().st_size for path in self._source.iterdir()}
+        if found != wanted:
+            raise BenchError(f"{len(found)} files are there, or have wrong sizes, not {len(wanted)}")
+        names = sorted(wanted)
+        _, *wrong = filecmp.cmpfiles(folder, self._source, [*names[:20], *names[-2:]], shallow=False)
+        if any(wrong):
+            raise BenchError(f"these files are wrong: {wrong}")
+
+
+def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
+    question = f"File: {data.count} files of {data.size_bytes:_} bytes, {'30 ms' if delayed else 'no delay'}"
+    metrics = {
+        "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
+        "files/s": lambda answer: answer["objects"] / answer["seconds"],
+    }
+    with (
+        objects({data.prefix: (data.count, data.size_bytes)}) as root,
+        Origin(root, **(SLOW if delayed else {})) as origin,
+    ):
+        downloads = Downloads(root, origin, data)
+        run = Run(question, origin, options.select(downloads.clients()), metrics, options.turns(3, 1))
+        run.tolerates = lambda client: client.name.startswith("aws")
+        with run:
+            run.turns(lambda client: client.measure())
+    ours, boto3 = "penstock run", f"boto3, {THREADS} threads"
+    aws = run.best("MB/s", "aws s3 sync", "aws s3 sync, 32 requests")
+    rows = [
+        Row(f"{question}: boto3", run.ratios("MB/s", ours, boto3), 3, 5),
+        Row(f"{question}: aws s3 sync at its best", run.ratios("MB/s", ours, aws), 2, 5),
+    ]
+    if {ours, "wrk", "cp"} <= set(run.answers):
+        each = zip(*(run.values(name, "MB/s") for name in (ours, "wrk", "cp")), strict=True)
+        rows.append(Row(f"{question}: the store or cp", [rate / min(limits) for rate, *limits in each], 0.7, 0.95))
+    run.report(rows)
+
+
+# ── pipes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_cat(root: Path, source: Path) -> dict[str, Any]:
+    fifo = root / "fifo"
+    os.mkfifo(fifo)
+    try:
+        files = sorted(str(path) for path in source.iterdir())
+        with subprocess.Popen(["sh", "-c", 'exec cat "$@" > "$0"', str(fifo), *files]) as cat:
+            answer = json.loads(program(None, sys.executable, PEERS / "read_fifo.py", fifo))
+            if cat.wait():
+                raise BenchError("cat failed")
+    finally:
+        fifo.unlink()
+    return answer
+
+
+def by_pipe(origin: Origin | None, url: str) -> dict[str, Any]:
+    script = 'exec "$0" "$1" "$SM_CHANNEL_TRAIN"_0'
+    reader = ["sh", "-c", script, sys.executable, PEERS / "read_fifo.py"]
+    return json.loads(program(origin, *PENSTOCK, "-c", f"train={url},mode=pipe", "--", *reader))
+
+
+def measure_pipe(options: Any) -> None:
+    count, size_bytes = (4, 64 * MIB) if options.quick else (16, 128 * MIB)
+    question = f"Pipe: {count} files of {size_bytes // MIB} MiB"
+    with objects({"pipe": (count, size_bytes)}) as root, Origin(root) as origin:
+        source = root / BUCKET / "pipe"
+        clients = [
+            Function("cat", by_cat, root, source),
+            Function("penstock, local files", by_pipe, None, str(source)),
+            Function("penstock, from the store", by_pipe, origin, f"s3://{BUCKET}/pipe/"),
+        ]
+        metrics = {"MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6}
+        with Run(question, origin, options.select(clients), metrics, options.turns(5, 2)) as run:
+            run.turns(lambda client: _whole(client.measure(), count * size_bytes))
+    run.report([Row(f"{question}: cat", run.ratios("MB/s", "penstock, local files", "cat"), 0.7, 0.95)])
+
+
+def _whole(answer: dict[str, Any], size_bytes: int) -> dict[str, Any]:
+    if answer["all_bytes"] != size_bytes:
+        raise BenchError(f"{answer['all_bytes']} bytes came through the pipe, not {size_bytes}")
+    return answer
+
+
+# ── the start of a job ───────────────────────────────────────────────────────────────────────────────────────────────
+
+STARTS = {
+    "file": "mode=file",
+    "file, lazy": "mode=file,start=lazy",
+    "pipe": "mode=pipe",
+    "pipe, shuffled": "mode=pipe,seed=1",
+    "fastfile": "mode=fastfile",
+}
+
+
+def started(origin: Origin, folder: str, option: str) -> dict[str, Any]:
+    begin_s = time.monotonic()
+    words = ["-c", f"train=s3://{BUCKET}/{folder}/,{option}", "--", sys.executable, PEERS / "read_first.py"]
+    return {"seconds": json.loads(program(origin, *PENSTOCK, *words))["first_s"] - begin_s}
+
+
+def measure_start(options: Any) -> None:
+    counts = (1000,) if options.quick else (1000, 10_000)
+    with memory_folder() as root:
+        folders = {}
+        for count in counts:
+            for prefixes in (1, 100):
+                name = f"{count}-in-{prefixes}"
+                folders[name] = f"{count} keys in {prefixes} prefixes"
+                for number in range(count):
+                    path = root / BUCKET / name / f"{number % prefixes:03d}" / f"{number:06d}"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(b"%0100d" % number)
+        with Origin(root, **SLOW) as origin:
+            clients = [
+                Function(f"{mode}: {text}", started, origin, name, option)
+                for mode, option in STARTS.items()
+                for name, text in folders.items()
+            ]
+            metrics = {"seconds": lambda answer: answer["seconds"]}
+            question = "start of a job: first byte after `penstock run`, 30 ms"
+            with Run(question, origin, options.select(clients), metrics, options.turns(3, 1)) as run:
+                run.turns(lambda client: client.measure())
+    run.report([])
+
+
+CASES = {
+    "small": lambda options: [
+        measure_files(options, Data("small", 1000 if options.quick else 10_000, 100_000), delayed=delayed)
+        for delayed in (False, True)
+    ],
+    "large": lambda options: [
+        measure_files(options, Data("large", *((3, 10**8) if options.quick else (10, 10**9))), delayed=delayed)
+        for delayed in (False, True)
+    ],
+    "pipe": measure_pipe,
+    "start": measure_start,
+}
+
+
+if __name__ == "__main__":
+    chosen = arguments(__doc__, case={"choices": list(CASES), "help": "one of the questions; all if it is left out"})
+    for name, question_of in CASES.items():
+        if chosen.case in (None, name):
+            question_of(chosen)
