@@ -119,6 +119,18 @@ def test_downloads_of_earlier_runs(store: MemoryStore, download: Callable[..., P
     assert (tmp_path / "second" / "a").samefile(tmp_path / "train" / "a")
 
 
+def test_downloads_in_a_relative_directory(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory for downloads may be relative, or reached through a link."""
+    store.write("train/sub/b", b"b")
+    monkeypatch.chdir(tmp_path)
+    assert download(downloads=Path("kept")).plans == [(1, 1)]
+    (tmp_path / "link").symlink_to("kept", target_is_directory=True)
+    assert download(downloads=Path("link"), path=tmp_path / "second").plans == [(0, 0)]
+    assert tree(tmp_path / "second") == tree(tmp_path / "train") == {"sub/b": b"b"}
+
+
 def test_links_across_file_systems_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no hard link is possible, the file is copied with its times."""
 

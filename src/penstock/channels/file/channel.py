@@ -108,7 +108,7 @@ def open_file_channel(
     if root != path:
         for item in items:
             assert item.path is not None
-            link_file(item.path, path / item.path.relative_to(root))
+            link_file(item.path, path / item.key)
     return FileChannel(path)
 
 
