@@ -302,6 +302,27 @@ def test_runner_and_supervisor_are_killed(
     assert left_in(tmp_path / "tmp") == []
 
 
+def test_the_supervisor_is_killed(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """If only the supervisor is killed, the runner ends what the program has started, and leaves nothing."""
+    process = start(
+        """
+        import os, subprocess, time
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open("pids", "w").write(f"{os.getpid()} {child.pid} {os.getppid()}")
+        print("ready", flush=True)
+        time.sleep(1000)
+        """
+    )
+    program, child, supervisor = map(int, (tmp_path / "pids").read_text().split())
+    os.kill(supervisor, signal.SIGKILL)
+    _, errors = process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 1
+    assert "supervisor" in errors
+    assert not is_running(program)
+    assert not is_running(child)
+    assert left_in(tmp_path / "tmp") == []
+
+
 @pytest.mark.heavy
 def test_a_base_directory_is_for_one_run(
     start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]]

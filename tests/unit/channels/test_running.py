@@ -178,6 +178,8 @@ def test_mounts_of_odd_names_are_found(folder: Path) -> None:
         pytest.skip("may not mount a tmpfs")
     try:
         assert mounts_below(base) == [str(base / "a b\tc")]
+        (folder / "link").symlink_to(base)
+        assert mounts_below(folder / "link") == [str(base / "a b\tc")]
         ps.channels.run(["true"], base=base)
         assert mounts_below(base) == [str(base / "a b\tc")]  # what penstock has not mounted stays
     finally:

@@ -192,10 +192,11 @@ def mounts_below(base: Path, *, kind: bytes = b"") -> list[str]:
         kind: How the type of their file systems begins.
     """
     found = []
+    root = os.path.realpath(base)  # the kernel shows paths without links
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         # the kernel writes white space and backslashes as octal numbers
         path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line.split()[4]))
-        if path.startswith(f"{base}/") and line.partition(b" - ")[2].startswith(kind):
+        if path.startswith(f"{root}/") and line.partition(b" - ")[2].startswith(kind):
             found.append(path)
     return sorted(found, key=len, reverse=True)
 
