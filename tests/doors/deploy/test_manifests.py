@@ -11,7 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from penstock.cli.app import run
+from penstock.errors import ConfigError
 from penstock.gateway.serving.toml_file import read_toml
+from penstock.mount import MountConfig
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -19,6 +22,20 @@ DOCUMENTS = [
     (f"{path.name}: {document['kind']}", document)
     for path in MANIFESTS
     for document in yaml.safe_load_all(path.read_text())
+]
+
+
+def containers_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The containers of a workload, those that run before the others included."""
+    pod = document["spec"].get("template", {}).get("spec", {}) if "spec" in document else {}
+    return [*pod.get("initContainers", []), *pod.get("containers", [])]
+
+
+MOUNTS = [
+    (document, container)
+    for _, document in DOCUMENTS
+    for container in containers_of(document)
+    if "penstock mount" in " ".join(container.get("args", []))
 ]
 
 
@@ -47,12 +64,13 @@ def test_selectors_meet_labels_and_ports() -> None:
     """Services and the autoscaler find the pods, and probes name a port that the container has."""
     pods = {}
     for _, document in DOCUMENTS:
-        if document["kind"] in ("Deployment", "DaemonSet"):
+        if document["kind"] in ("Deployment", "DaemonSet", "Job"):
             template = document["spec"]["template"]
-            assert document["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+            if document["kind"] != "Job":  # a Job chooses its selector itself
+                assert document["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
             pods[document["metadata"]["name"]] = template
             names = {volume["name"] for volume in template["spec"]["volumes"]}
-            for container in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+            for container in containers_of(document):
                 assert {mount["name"] for mount in container["volumeMounts"]} <= names
     for _, document in DOCUMENTS:
         if document["kind"] == "Service":
@@ -72,6 +90,37 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
     assert (made.host, made.port, made.status) == ("0.0.0.0", 9000, "metrics")
     deployment = next(each for name, each in DOCUMENTS if name.endswith(": Deployment"))
     assert made.drain_s_max + 10 <= deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize(("document", "container"), MOUNTS, ids=[each[0]["metadata"]["name"] for each in MOUNTS])
+def test_the_mounts(
+    document: dict[str, Any], container: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command mounts where the probe looks, and the other containers see the mount."""
+    script, _, words = container["args"][0].partition("exec penstock ")
+    volume = next(each for each in container["volumeMounts"] if each.get("mountPropagation") == "Bidirectional")
+    pod = document["spec"]["template"]["spec"]
+    assert container["securityContext"]["privileged"]  # the API server refuses Bidirectional without it
+    assert pod.get("hostPID") or pod.get("shareProcessNamespace")
+    mounted: list[MountConfig] = []
+
+    class Recorder:
+        def __init__(self, config: MountConfig) -> None:
+            mounted.append(config)
+            raise ConfigError("recorded")
+
+    monkeypatch.setattr("penstock.mount.serving.MountServer", Recorder)
+    assert run(words.replace("/var/cache/", f"{tmp_path}/").split()) == 1
+    (config,) = mounted
+    assert config.allow_other
+    assert config.url == "s3://bucket/train/"
+    assert Path(config.directory).parent == Path(volume["mountPath"])
+    assert script == f"mkdir {config.directory}; "
+    probe = container.get("startupProbe") or container["readinessProbe"]
+    assert probe["exec"]["command"][-1] == config.directory
+    for other in pod["containers"]:
+        seen = {each["name"]: each.get("mountPropagation") for each in other["volumeMounts"]}
+        assert seen[volume["name"]] == ("Bidirectional" if other is container else "HostToContainer")
 
 
 def test_the_unit(tmp_path: Path) -> None:
