@@ -73,7 +73,8 @@ class StoreDirectories:
         root = Folder(ROOT_INODE, parent=ROOT_INODE, prefix="")
         self._folders = FolderTable(root, entries_max=entries_max)
         self._walk = WalkAhead(self._folders, child=self._child, is_listed=self._is_listed)
-        self._queries: dict[tuple[int, bytes], tuple[PathQuery, list[NodeThen]]] = {}
+        self._questions: set[_Question] = set()
+        self._latest_questions: dict[tuple[int, bytes], _Question] = {}
         self._closed = False
 
     @property
@@ -104,18 +105,20 @@ class StoreDirectories:
         """Find an entry of a directory; its node has one more reference."""
         now_s = time.monotonic()
         ahead: DirectoryListing | None = None
-        query: PathQuery | None = None
+        question: _Question | None = None
         wanted_count = 0
         with self._lock:
             folder = self._folders.get(parent)
             answer = self._answer_at_once(folder, name, now_s)
             if answer is None and folder is not None:
-                waiting = self._queries.get((parent, name))
-                if waiting is not None:
-                    waiting[1].append(then)
+                asked = self._latest_questions.get((parent, name))
+                if asked is not None and now_s - asked.begun_s < self._ttl_s:
+                    asked.waiting.append(then)
                     return
-                query = PathQuery(self._store, folder.prefix + name.decode(), partial(self._found, parent, name, now_s))
-                self._queries[parent, name] = query, [then]
+                question = _Question(parent, name, begun_s=now_s, then=then)
+                question.query = PathQuery(self._store, folder.prefix + name.decode(), partial(self._found, question))
+                self._questions.add(question)
+                self._latest_questions[parent, name] = question
                 folder.queries_count += 1
                 wanted_count = (folder.queries_count - 1) * PAGE_KEYS
                 if wanted_count and self._ttl_s >= AHEAD_TTL_MIN_S:
@@ -123,8 +126,8 @@ class StoreDirectories:
             result = self._referred(parent, name, answer) if answer is not None else None
         if result is not None:
             then(result)
-        if query is not None:
-            query.begin()
+        if question is not None:
+            question.query.begin()
         if ahead is not None:
             ahead.want(wanted_count)
 
@@ -145,18 +148,21 @@ class StoreDirectories:
         self._folders.use(folder)
         return folder.listing.find(text)
 
-    def _found(self, parent: int, name: bytes, asked_s: float, answer: ObjectInfo | PenstockError | None) -> None:
-        """Pass the answer of a query on to all who wait for it."""
+    def _found(self, question: _Question, answer: ObjectInfo | PenstockError | None) -> None:
+        """Pass the answer of a question on to all who wait for it."""
+        parent, name = question.parent, question.name
         found: _Answer
         if answer is None:
-            found = Absent(asked_s)
+            found = Absent(question.begun_s)
         elif isinstance(answer, PenstockError):
             found = answer
         else:
-            found = answer, asked_s
+            found = answer, question.begun_s
         with self._lock:
-            waiting = self._queries.pop((parent, name))[1]
-            results = [(then, self._referred(parent, name, found)) for then in waiting]
+            self._questions.remove(question)
+            if self._latest_questions.get((parent, name)) is question:
+                del self._latest_questions[parent, name]
+            results = [(then, self._referred(parent, name, found)) for then in question.waiting]
         for then, result in results:
             then(result)
 
@@ -226,7 +232,7 @@ class StoreDirectories:
         """Cancel what is in flight. What waits for it ends with ``CancelledOperationError``."""
         with self._lock:
             self._closed = True
-            queries = [query for query, _ in self._queries.values()]
+            queries = [question.query for question in self._questions]
             listings = self._folders.listings()
         for query in queries:
             query.cancel()
@@ -267,6 +273,24 @@ class StoreDirectories:
             )
         for other in ahead:
             other.want(1)
+
+
+class _Question:
+    """A name that the store is asked for, and who waits for the answer.
+
+    A later lookup of the same name waits for the same answer only as long as that answer may be used: with a time to live of 0,
+    a program that looks up a name after an object was written must not get what the store said before.
+    """
+
+    __slots__ = ("begun_s", "name", "parent", "query", "waiting")
+
+    query: PathQuery
+
+    def __init__(self, parent: int, name: bytes, *, begun_s: float, then: NodeThen) -> None:
+        self.parent = parent
+        self.name = name
+        self.begun_s = begun_s
+        self.waiting = [then]
 
 
 class ListingStream:

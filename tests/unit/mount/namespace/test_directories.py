@@ -286,6 +286,21 @@ def test_equal_lookups_share_one_question() -> None:
     assert directories.node(*inodes) is None
 
 
+@pytest.mark.parametrize(("ttl_s", "expected"), [(0, True), (1e-9, True), (60, False)])
+def test_a_lookup_does_not_share_a_question_that_is_too_old(ttl_s: float, expected: bool) -> None:
+    """What the store said before an object was written is no answer to who asks after that, beyond the time to live."""
+    store = store_of(["b"])
+    directories = StoreDirectories(store, ttl_s=ttl_s)
+    store.holds = lambda operation: isinstance(operation, ListPage)
+    before, after = Answer(), Answer()
+    directories.look_up(ROOT_INODE, b"a", before)  # HEAD has said that there is no such key
+    store.write("a", b"new")
+    directories.look_up(ROOT_INODE, b"a", after)
+    store.release()
+    assert isinstance(before.wait(), Absent)
+    assert isinstance(after.wait(), Node) is expected
+
+
 def test_a_listing_is_used_for_its_lifetime_only() -> None:
     """With a time to live of 0, each opening lists anew and sees what has changed; with none, the first answer stays."""
     for ttl_s, expected in ((0, ["a", "b"]), (math.inf, ["a"])):
@@ -450,14 +465,16 @@ def test_a_server_that_repeats_pages_is_noticed() -> None:
         entries(directories)
 
 
-def test_close_ends_what_waits() -> None:
+@pytest.mark.parametrize("ttl_s", [0, math.inf])
+def test_close_ends_what_waits(ttl_s: float) -> None:
     """Lookups and reads that wait when the file system is unmounted end with an error, and later ones do at once."""
     store = store_of(["a/x", "b"])
-    directories = StoreDirectories(store, ttl_s=math.inf)
+    directories = StoreDirectories(store, ttl_s=ttl_s)
     store.holds = lambda operation: True
-    answers = [Answer(), Answer()]
+    answers = [Answer(), Answer(), Answer()]
     directories.look_up(ROOT_INODE, b"a", answers[0])
-    directories.open_directory(ROOT_INODE).entries(0, 10, answers[1])
+    directories.look_up(ROOT_INODE, b"a", answers[1])
+    directories.open_directory(ROOT_INODE).entries(0, 10, answers[2])
     directories.close()
     for answer in answers:
         with pytest.raises(CancelledOperationError):
