@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +39,12 @@ COMMAND_S_MAX = 600
 
 
 class Data(NamedTuple):
-    """Objects of one prefix."""
+    """Objects of one prefix; if `is_one`, they are one file under many names, since memory holds the downloads, too."""
 
     prefix: str
     count: int
     size_bytes: int
+    is_one: bool = False
 
 
 def program(origin: Origin | None, *words: Any, **variables: str) -> str:
@@ -128,6 +131,15 @@ end"""
             raise BenchError(f"these files are wrong: {wrong}")
 
 
+@contextmanager
+def _named(root: Path, data: Data) -> Iterator[None]:
+    """Give the one file of `data` its names."""
+    folder = root / BUCKET / data.prefix
+    for number in range(1, data.count if data.is_one else 0):
+        (folder / f"{number:06d}").hardlink_to(folder / "000000")
+    yield
+
+
 def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
     question = f"File: {data.count} files of {data.size_bytes:_} bytes, {'30 ms' if delayed else 'no delay'}"
     metrics = {
@@ -135,7 +147,8 @@ def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
         "files/s": lambda answer: answer["objects"] / answer["seconds"],
     }
     with (
-        objects({data.prefix: (data.count, data.size_bytes)}) as root,
+        objects({data.prefix: (1 if data.is_one else data.count, data.size_bytes)}) as root,
+        _named(root, data),
         Origin(root, **(SLOW if delayed else {})) as origin,
     ):
         downloads = Downloads(root, origin, data)
@@ -268,7 +281,9 @@ CASES = {
         for delayed in (False, True)
     ],
     "large": lambda options: [
-        measure_files(options, Data("large", *((3, 10**8) if options.quick else (10, 10**9))), delayed=delayed)
+        measure_files(
+            options, Data("large", *((3, 10**8) if options.quick else (10, 10**9)), is_one=True), delayed=delayed
+        )
         for delayed in (False, True)
     ],
     "pipe": measure_pipe,
