@@ -298,9 +298,11 @@ def peers(tuned: Sequence[str]) -> list[Mount]:
     return [Mount("rclone", "rclone"), Mount("rclone, tuned", "rclone", tuned), Mount("s3fs", "s3fs", counts)]
 
 
-def against(run: Run, metric: str, text: str, limits: tuple[float, float]) -> list[Row]:
+def against(
+    run: Run, metric: str, text: str, limits: tuple[float, float], *, names: Sequence[str] = PEERS
+) -> list[Row]:
     """Return the row of penstock against the fastest peer."""
-    best = run.best(metric, *PEERS)
+    best = run.best(metric, *names)
     return [Row(f"{text} : {best}", run.ratios(metric, "penstock", best), *limits)]
 
 
@@ -375,7 +377,11 @@ def listing_order(root: Path, sizes: Sizes, options: Any) -> None:
 
 
 def random_reads(root: Path, sizes: Sizes, options: Any) -> None:
-    """Reads of 256 KiB at random places of one large object, on 8 threads."""
+    """Reads of 256 KiB at random places of one large object, on 8 threads, without a cache.
+
+    s3fs always has one: it fetches far more than is asked for, and keeps all of it on its disk, which here is memory. It stands
+    in a row of its own, without a limit.
+    """
     limits = (2.5, 3.5), (2.5, 3.5)
     for index, question, origin in networks("random reads of 256 KiB", root):
 
@@ -385,7 +391,8 @@ def random_reads(root: Path, sizes: Sizes, options: Any) -> None:
 
         with taking_turns(question, origin, [Mount("penstock", "penstock"), *peers(PIECES)], options) as run:
             compared(run, work)
-            run.report(against(run, "objects/s", question, limits[index]))
+            rows = against(run, "objects/s", question, limits[index], names=PEERS[:2])
+            run.report([*rows, *against(run, "objects/s", question, (0, 1), names=PEERS[2:])])
 
 
 def find(root: Path, sizes: Sizes, options: Any) -> None:
