@@ -132,10 +132,10 @@ test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes a
 test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own
 	.venvs/deploy/bin/python -m pytest tests/doors/deploy -q
 
-test-fuse: $(VENV)/.ready .venvs/fuse/.ready  ## The mount on the real kernel, and programs and libraries on it, in an environment of its own (installs rsync, fio and fuse3 where missing, as root)
+test-fuse: $(VENV)/.ready .venvs/fuse/.ready  ## The mount and the channels on the real kernel, and programs and libraries on a mount, in an environment of its own (installs rsync, fio and fuse3 where missing, as root)
 	@echo "== tests of programs on a mount"
 	type rsync fio fusermount3 &> /dev/null || { apt-get update -qq && apt-get install -qq -y rsync fio fuse3 > /dev/null; }
-	$(BIN)/python -m pytest tests/integration/mount -q -n 2 -m heavy
+	$(BIN)/python -m pytest tests/integration/mount tests/integration/channels -q -n 2 -m heavy
 	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q
 
 .venvs/docs/.ready .venvs/package/.ready: pyproject.toml
