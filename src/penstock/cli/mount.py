@@ -287,7 +287,13 @@ def umount(
         typer.Option("--lazy", "-z", help="Take the directory away now; programs go on with the files they have open."),
     ] = False,
 ) -> None:
-    """Unmount what `penstock mount` has mounted on DIR, also if its process was killed."""
+    """Unmount what `penstock mount` has mounted on DIR, also if its process was killed.
+
+    For example:
+
+        penstock umount /mnt/train
+        penstock umount -z /mnt/train
+    """
     from penstock.mount.fuse.mounting import unmount
 
     unmount(directory, is_lazy=lazy)
