@@ -81,7 +81,7 @@ def open_fastfile_channel(
 
     Args:
         channel: The channel.
-        entries: What it consists of; needed if hosts share it.
+        entries: Objects of the channel, in order; needed if hosts share it.
         path: Where it is mounted.
         order: Which entries this host gets.
         connection: Options of ``penstock.connect``.

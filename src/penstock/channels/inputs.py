@@ -39,7 +39,7 @@ class InputChannel:
         url: URL of the prefix, of the manifest, or of a directory of this machine.
         mode: How the program finds the data: as files (``"File"``), as named pipes (``"Pipe"``), or as a mounted file
             system (``"FastFile"``).
-        data_type: What the URL names: a prefix, a manifest, or an augmented manifest, which only Pipe mode can read.
+        data_type: Meaning of the URL: a prefix, a manifest, or an augmented manifest, which only Pipe mode can read.
         distribution: Whether every host gets all objects, or each its share of them.
         content_type: MIME type of the data, which is passed on to the program; None if it is not stated.
         compression: ``"Gzip"`` inflates each object, in File and Pipe mode.

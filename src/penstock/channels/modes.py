@@ -37,7 +37,7 @@ def open_channel(
     Args:
         channel: The channel.
         connect: Opens a store.
-        path: Its path in the directory of the channels.
+        path: Path in the directory of the channels.
         hosts: The hosts of the run.
         connection: Options of ``penstock.connect``, for the process that serves a mount.
         progress: Hears of downloads.

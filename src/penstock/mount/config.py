@@ -23,7 +23,7 @@ class MountConfig:
     """A mount.
 
     Attributes:
-        url: What is mounted: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
+        url: URL to mount: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
         directory: Absolute path of the mount point.
         connection: Further arguments of ``connect``.
         manifest: URL of a manifest; if it is given, nothing is listed.

@@ -71,7 +71,7 @@ class StoreFileSystem:
 
     Args:
         directories: The tree of names.
-        files: What opens files.
+        files: Opens files.
         view: Owner and permissions.
         ttl_s: How long the kernel may use a name and what it stands for, in seconds since the store was asked;
             ``math.inf`` for as long as the mount lives.

@@ -33,8 +33,8 @@ class RunningMount:
 
     Attributes:
         directory: Where the files are.
-        url: What is mounted.
-        log_file: What the process that serves the mount logs.
+        url: URL that is mounted.
+        log_file: Path of the log of the process that serves the mount.
     """
 
     def __init__(self, config: MountConfig, process: subprocess.Popen[bytes], log_file: Path) -> None:
@@ -117,7 +117,7 @@ def mount(
     A process of its own serves the mount, so this program may use it like any other.
 
     Args:
-        url: What is mounted: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
+        url: URL to mount: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
         directory: An empty directory, which shows the files.
         manifest: URL of a manifest; its objects are the files, and nothing is listed.
         metadata_ttl_s: How long names, sizes and versions may be used without asking the store, in seconds; "indefinite" or

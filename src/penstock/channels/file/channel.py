@@ -73,7 +73,7 @@ def open_file_channel(
 
     Args:
         channel: The channel.
-        entries: What it consists of.
+        entries: Objects of the channel, in order.
         path: Directory of the files.
         order: Which entries this host gets.
         progress: Hears how far it is.

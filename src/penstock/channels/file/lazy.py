@@ -124,7 +124,7 @@ def open_lazy_channel(
 
     Args:
         channel: The channel.
-        entries: What it consists of.
+        entries: Objects of the channel, in order.
         path: Where it is mounted.
         order: Which entries this host gets.
         connection: Options of ``penstock.connect``; a cache among them is used instead of `cache`.

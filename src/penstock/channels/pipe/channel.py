@@ -32,8 +32,8 @@ class PipeChannel:
 
     Args:
         channel: The channel.
-        entries: What it consists of, shared by its pipes.
-        path: Its path in the directory of the channels; the FIFOs are beside it.
+        entries: Objects of the channel, in order, shared by its pipes.
+        path: Path in the directory of the channels; the FIFOs are beside it.
         orders: The order of each of its pipes.
 
     Cost: one thread for each pipe, and what ``Store.read_parts`` costs for each.
@@ -76,10 +76,10 @@ class Pipe:
     for it.
 
     Args:
-        entries: What the channel consists of.
+        entries: Objects of the channel, in order.
         path: Path of the FIFOs without ``_<epoch>``.
         order: Which entries it carries, and in which order.
-        content: What it carries for each entry.
+        content: Makes the bytes of the pipe from each entry.
 
     Attributes:
         failure: Why it stopped; None while nothing is wrong.
@@ -200,8 +200,8 @@ def open_pipe_channel(
 
     Args:
         channel: The channel.
-        entries: What it consists of.
-        path: Its path in the directory of the channels.
+        entries: Objects of the channel, in order.
+        path: Path in the directory of the channels.
         host_rank: Number of this host, from 0.
         hosts_count: Number of hosts.
 

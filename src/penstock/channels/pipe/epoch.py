@@ -24,7 +24,7 @@ class EpochStream:
     Args:
         store: The store.
         entries: The entries, in the order of the epoch; pulled a little ahead of what is read.
-        content: What the pipe carries for each.
+        content: Makes the bytes of the pipe from each.
 
     Attributes:
         is_planned: Whether all entries have been pulled, so that the next epoch may begin.

@@ -25,7 +25,7 @@ class Job:
 
     Attributes:
         command: The program and its arguments.
-        channels: Its input channels.
+        channels: Input channels of the job.
         hyperparameters: Hyperparameters; values that are not text become JSON.
         passes_hyperparameters: Whether the program gets the hyperparameters as arguments, too: ``--name value``.
         environment: Variables for the program, which take precedence over all others.

@@ -48,7 +48,7 @@ class Dispatcher:
         outbox: Sends the replies.
 
     Attributes:
-        handlers: What is called with the header and the body, by operation; the session adds its own.
+        handlers: Functions of the header and the body, by operation; the session adds its own.
         counts: Number of requests by operation.
     """
 

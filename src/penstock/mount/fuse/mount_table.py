@@ -22,7 +22,7 @@ class MountEntry(NamedTuple):
         device: Numbers of the device, ``major:minor``.
         directory: Path that it is mounted on.
         kind: Type of the file system.
-        source: What it says that it shows.
+        source: Name of what it shows, as in the table of mounts.
     """
 
     mount_id: int

@@ -41,7 +41,7 @@ class MountOptions:
     """How a file system is mounted. It is always read-only, without devices, set-user-id programs and access times.
 
     Attributes:
-        source: What ``mount`` and ``df`` show as its source, such as a URL without credentials.
+        source: Name that ``mount`` and ``df`` show, such as a URL without credentials.
         allow_other: Whether other users may use it. Without root, this needs ``user_allow_other`` in ``/etc/fuse.conf``.
         nonempty: Whether the directory may have contents, which the mount hides.
         auto_unmount: Whether the mount disappears when this process is killed; this takes a small process that watches.
@@ -62,7 +62,7 @@ class Mounted:
 
     Attributes:
         descriptor: Open ``/dev/fuse``. The session owns it: it closes it.
-        entry: What the table of mounts says of it.
+        entry: Line of the kernel's table of mounts.
     """
 
     def __init__(self, descriptor: int, entry: MountEntry, *, auto_unmount: bool) -> None:

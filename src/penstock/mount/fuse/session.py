@@ -99,7 +99,7 @@ class FuseSession:
     Args:
         descriptor: Open ``/dev/fuse`` that was mounted; the session closes it.
         file_system: Answers the requests. Its methods are called by the thread of ``run``.
-        config: What is agreed on with the kernel.
+        config: Limits and options that are agreed on with the kernel.
 
     Cost: no thread of its own; a buffer of 128 KiB and two descriptors.
     """

@@ -47,7 +47,7 @@ class StoreDirectories:
     """The directories and files of the keys of a store; ``contracts.Directories`` describes its methods.
 
     Args:
-        store: What is listed; its keys are the paths.
+        store: Store that is listed; its keys are the paths.
         ttl_s: How long an answer of the store may be used, in seconds; ``math.inf`` for as long as the mount lives.
         entries_max: The most entries that listings hold together; one listing may be longer than that.
         number: Function that numbers paths.
@@ -297,7 +297,7 @@ class ListingStream:
     """An open directory of a ``StoreDirectories``.
 
     Args:
-        listing: Its listing, of which other streams may read as well.
+        listing: Listing of the directory, of which other streams may read as well.
         refer: Makes nodes of entries, each with one more reference.
     """
 

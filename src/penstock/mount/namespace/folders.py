@@ -19,10 +19,10 @@ class Folder:
     """What is known of one directory.
 
     Attributes:
-        inode: Its inode number.
-        parent: That of its parent; its own for the root.
+        inode: Inode number, 64 bits.
+        parent: Inode number of its parent; its own for the root.
         prefix: Prefix of its keys: empty, or ends with a slash.
-        listing: Its newest listing, or None.
+        listing: Newest listing of the directory, or None.
         is_read: Whether a program has read entries of `listing`.
         queries_count: Names that the store was asked for one by one since `listing` was begun.
     """

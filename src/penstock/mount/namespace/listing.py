@@ -68,7 +68,7 @@ class DirectoryListing:
         sub_prefixes: Prefixes of the directories in it, in order.
 
     Args:
-        store: What is listed.
+        store: Store that is listed.
         prefix: Prefix of the directory: empty, or ends with a slash.
         on_page: Called after each page that has arrived, with the listing and the number of entries that it added.
 

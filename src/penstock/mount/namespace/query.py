@@ -25,7 +25,7 @@ class PathQuery:
     If both exist, the path is a directory, as in the listing of its parent.
 
     Args:
-        store: What is asked.
+        store: Store that is asked.
         key: Key of the file that the path would be.
         then: Receives the object, a prefix, None if there is neither, or why this is not known; called once.
 
