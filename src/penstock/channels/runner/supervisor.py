@@ -53,7 +53,7 @@ def start(settings: dict[str, Any], *, heard: list[signal.Signals]) -> int | Non
     """Start the program; None if it cannot be started, which the status says.
 
     Args:
-        settings: Program, channels and options of the run.
+        settings: Command, base directory, control descriptor and time limit in seconds, as the runner passes them.
         heard: Signals that it does not ignore at its start.
     """
     failure_r, failure_w = os.pipe2(os.O_CLOEXEC)
