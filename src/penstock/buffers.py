@@ -5,6 +5,10 @@ A body in fresh memory costs one page fault per 4 KiB, because glibc maps and tr
 ctypes array over the owner's memory. Every memoryview, slice and ``np.frombuffer`` of a lease keeps it alive. When the last
 one is dropped, the lease's finaliser gives the owner back. Creating a lease takes 1.5 µs.
 
+Python runs signal handlers between instructions of its own, and an exception within a finaliser is only printed. So a Ctrl-C
+that arrived in a finaliser written in Python would be lost. Leases end often, in the thread that trains, and therefore their
+finaliser consists of functions written in C: the handler runs after it.
+
 A subclass of ``bytearray`` that resurrects itself in ``__del__`` would be shorter, but CPython finalises an object only once.
 
 The body of a whole object lands inside a ``bytes`` object that no other code has seen yet, which CPython's C API allows. If
@@ -15,16 +19,18 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import KIB, MIB
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
 
     from penstock.types import Buffer
+
+T = TypeVar("T")
 
 _POOLED_BYTES_MIN = 16 * KIB
 """Below this size ``malloc`` itself reuses memory."""
@@ -39,48 +45,40 @@ _read_bytes = 0
 @lru_cache(maxsize=1024)
 def _lease_type(capacity_bytes: int) -> Any:
     class Lease(ctypes.c_ubyte * capacity_bytes):  # type: ignore[misc]
-        __slots__ = ("home", "owner")
-
-        def __del__(self) -> None:
-            self.home(self.owner)
+        __slots__ = ("give_back",)
+        __del__ = property(attrgetter("give_back"))  # a method would run as Python code
 
     return Lease
 
 
-def lease(owner: bytearray | mmap.mmap, home: Callable[[Any], None]) -> memoryview:
+def lease(owner: bytearray | mmap.mmap, returned: deque[T], token: T) -> memoryview:
     """Return the memory of `owner` as uint8[len(owner)], writable.
 
     Args:
         owner: The memory.
-        home: Called with `owner` when the last reference to the result is dropped. It runs in any thread, inside any other
-            code, so it must not take a lock.
+        returned: Gets `token` when the last reference to the result is dropped, in any thread.
+        token: Names the memory to whoever reads `returned`.
     """
     leased = _lease_type(len(owner)).from_buffer(owner)
-    leased.owner = owner
-    leased.home = home
+    leased.give_back = partial(returned.append, token)
     return memoryview(leased).cast("B")
 
 
 class _SizeClass:
     """Free memory of one size."""
 
-    __slots__ = ("capacity_bytes", "count_max", "free")
+    __slots__ = ("capacity_bytes", "free")
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.count_max = _KEPT_BYTES_MAX // capacity_bytes
-        self.free: deque[bytearray] = deque()
-
-    def give_back(self, owner: bytearray) -> None:
-        if len(self.free) < self.count_max:
-            self.free.append(owner)
+        self.free: deque[bytearray] = deque(maxlen=_KEPT_BYTES_MAX // capacity_bytes)
 
     def take(self) -> memoryview:
         try:
             owner = self.free.pop()
         except IndexError:
             owner = bytearray(self.capacity_bytes)
-        return lease(owner, self.give_back)
+        return lease(owner, self.free, owner)
 
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize

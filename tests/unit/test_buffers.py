@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer, whole_
 
 def test_memory_comes_home_each_time_not_only_the_first() -> None:
     """An owner is given back after each of many leases."""
-    home: list[bytearray] = []
+    home: deque[bytearray] = deque()
     owner = bytearray(4096)
     for count in range(5):
-        view = lease(owner, home.append)
+        view = lease(owner, home, owner)
         assert len(home) == count
         del view
         assert len(home) == count + 1
@@ -23,8 +24,8 @@ def test_memory_comes_home_each_time_not_only_the_first() -> None:
 
 def test_a_view_of_a_view_keeps_memory_away_from_home() -> None:
     """Slices and numpy arrays keep a lease alive, and dropping the last of them gives the owner back."""
-    home: list[bytearray] = []
-    view = lease(bytearray(b"0123456789"), home.append)
+    home: deque[str] = deque()
+    view = lease(bytearray(b"0123456789"), home, "slot")
     array = np.frombuffer(view[2:8], np.uint8)
     part = view[4:6]
     del view
@@ -33,7 +34,21 @@ def test_a_view_of_a_view_keeps_memory_away_from_home() -> None:
     assert not home
     assert bytes(array) == b"234567"
     del array
-    assert len(home) == 1
+    assert list(home) == ["slot"]
+
+
+def test_no_signal_handler_runs_inside_the_end_of_a_lease() -> None:
+    """The end of a lease runs no Python code, in which the exception of a signal handler (Ctrl-C) would be lost."""
+    home: deque[str] = deque()
+    calls: list[str] = []
+    view = lease(bytearray(16), home, "slot")
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del view
+    finally:
+        sys.setprofile(None)
+    assert list(home) == ["slot"]
+    assert not calls
 
 
 def test_a_small_buffer_is_large_enough_and_used_again() -> None:

@@ -121,7 +121,7 @@ class Budget:
         return self._lease(owner)
 
     def _lease(self, owner: mmap.mmap) -> PartBuffer:
-        return PartBuffer(owner, lease(owner, self._returned.append))
+        return PartBuffer(owner, lease(owner, self._returned, owner))
 
     def disown(self, buffer: PartBuffer) -> None:
         """Charge `buffer` no longer: a caller owns it from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict, deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock import buffers
 from penstock.config import MIB
@@ -22,8 +22,7 @@ class BlockPool:
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
-        self._free: deque[mmap.mmap] = deque()
-        self._free_count_max = max(1, _FREE_BYTES_MAX // block_bytes)
+        self._free: deque[mmap.mmap] = deque(maxlen=max(1, _FREE_BYTES_MAX // block_bytes))
 
     def take(self) -> memoryview:
         """Return a block: uint8[block_bytes], writable, with undefined contents. It is free again when nothing refers to it."""
@@ -31,12 +30,7 @@ class BlockPool:
             owner = self._free.pop()
         except IndexError:
             owner = mmap.mmap(-1, self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return buffers.lease(owner, self._give_back)
-
-    def _give_back(self, owner: Any) -> None:
-        # This runs in any thread, inside any other code, so it takes no lock. A deque needs none.
-        if len(self._free) < self._free_count_max:
-            self._free.append(owner)
+        return buffers.lease(owner, self._free, owner)
 
 
 class BlockKey(NamedTuple):

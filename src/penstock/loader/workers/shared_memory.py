@@ -18,7 +18,6 @@ import mmap
 import os
 import pickle
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -144,17 +143,13 @@ class Slots:
 
     def lease(self, slot: int) -> memoryview:
         """The memory of a slot. The slot is free again when the last reference to this memory is gone."""
-        return lease(self._slots[slot][1], partial(_give_back, self._free, slot))
+        return lease(self._slots[slot][1], self._free, slot)
 
     def close(self) -> None:
         """Close the descriptors; idempotent. Memory that is leased stays until its last reference is gone."""
         slots, self._slots = self._slots, []
         for descriptor, _ in slots:
             os.close(descriptor)
-
-
-def _give_back(free: deque[int], slot: int, _: Any) -> None:
-    free.append(slot)
 
 
 # ── values of variable length ──────────────────────────────────────────────────────────────────────────────────────────
