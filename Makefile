@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 

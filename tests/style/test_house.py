@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,18 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree; most rules need it."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(parsed(path)))
+
+
 def shown(path: Path) -> str:
     """A file's name for people."""
     return str(path.relative_to(ROOT))
@@ -50,7 +63,7 @@ def test_modules_are_short() -> None:
     long = []
     for path in SOURCES:
         text = path.read_text()
-        if text.count("\n") > LINES_MAX and REASON not in (ast.get_docstring(ast.parse(text)) or ""):
+        if text.count("\n") > LINES_MAX and REASON not in (ast.get_docstring(parsed(path)) or ""):
             long.append(shown(path))
     assert long == []
 
@@ -73,14 +86,15 @@ def test_nothing_is_unfinished() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     """Every module of the package begins with a docstring."""
-    assert [shown(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [shown(path) for path in SOURCES if not ast.get_docstring(parsed(path))] == []
 
 
 def test_every_test_states_its_property() -> None:
     """Every test function has a docstring."""
     silent = []
     for path in [*TESTS, *sorted((ROOT / "src/penstock/testing").glob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in tree.body + [inner for each in tree.body for inner in getattr(each, "body", ())]:
             is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if is_test and not ast.get_docstring(node):
                 silent.append(f"{shown(path)}: {node.name}")
@@ -203,7 +217,7 @@ def test_no_two_classes_have_the_same_name() -> None:
     """Each class of the package has a name of its own, so that a name stands for one idea."""
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{shown(path)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -217,13 +231,11 @@ def test_private_attributes_stay_in_their_module() -> None:
     """A module reads, of other modules' objects, only attributes without a leading underscore."""
     found = []
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
-        nodes = [
-            node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-        ]
+        tree = nodes_of(path)
+        nodes = [node for node in tree if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
         own = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
-        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        for node in ast.walk(tree):
+        own |= {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for node in tree:
             is_private = isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr)
             if is_private and node.attr not in own | PRIVATE_ALLOWED:
                 found.append(f"{shown(path)}:{node.lineno}: {ast.unparse(node)}")

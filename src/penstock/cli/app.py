@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -105,8 +106,9 @@ gateway.command()(gc)
 app.add_typer(gateway)
 
 
+@functools.cache
 def commands() -> Any:
-    """Return all commands as typer builds them; ``--verbose`` may stand before or after a command's name."""
+    """Return all commands as typer builds them, once; ``--verbose`` may stand before or after a command's name."""
     root: Any = typer.main.get_command(app)
     verbose = next(parameter for parameter in root.params if parameter.name == "verbose")
     waiting = list(root.commands.values())

@@ -98,7 +98,7 @@ class Model:
             assert blob.data == (data if span is None else data[span.start : span.end])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(operations, st.sampled_from([10**8, 8 * 8192]))
 def test_any_history_reads_as_a_dictionary(history: list[tuple[Any, ...]], bytes_max: int) -> None:
     """Without a TTL, every read and listing matches the store, and the limit is kept."""
