@@ -9,7 +9,6 @@ the mount can be used, or the error. With ``is_bound``, it ends when its standar
 
 from __future__ import annotations
 
-import gc
 import logging
 import logging.handlers
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-from penstock.mount.serving import MountServer, wait_for_signal
+from penstock.mount.serving import MountServer, collect_rarely, wait_for_signal
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 LOG_BYTES_MAX = 1 << 20
 """Size at which a log file is put aside; one older file is kept."""
-
-_COLLECTOR_THRESHOLDS = (50_000, 20, 100)
-"""Nodes and names make no cycles, so looking for some among a million of them is in vain."""
 
 _log = logging.getLogger("penstock")
 
@@ -60,7 +56,7 @@ def main() -> int:
     """Serve one mount until it is unmounted, a signal arrives, or the process that it is bound to ends."""
     request: DaemonRequest = pickle.load(sys.stdin.buffer)
     _log_to(request)
-    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
+    collect_rarely()
     try:
         server = MountServer(request.config)
     except (PenstockError, OSError) as error:
