@@ -42,7 +42,8 @@ DRAIN_S_MAX = 10.0
 _READ_AHEAD_BYTES = 1 * MIB
 
 _COLLECTOR_THRESHOLDS = (50_000, 20, 100)
-"""Nodes and names make no cycles, so looking for some among a million of them is in vain: it took a fifth of the time of a walk."""
+"""Nodes and names make no cycles, so looking for some among a million of them is in vain. With the usual thresholds, that took
+a fifth of the time of a walk."""
 
 
 class MountServer:

@@ -179,6 +179,7 @@ class KernelReply:
     def directory(self, entries: Iterable[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
         """Reply to READDIR and READDIRPLUS with as many entries as fit; how many of them gave the kernel a reference."""
         count = 0
+        body: bytes | bytearray
         if self.operation == Operation.READDIRPLUS:
             body, count = replies.directory_plus(entries, room_bytes=self._room_bytes, lifetime_s=lifetime_s)
         else:

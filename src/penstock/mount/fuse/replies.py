@@ -27,6 +27,7 @@ _LENGTH = struct.Struct("=IiQ" + "I4x")
 _NAMED = struct.Struct("=" + _DIRECTORY_ENTRY)
 _NAMED_PLUS = struct.Struct("=" + _LIFETIMES + _ATTRIBUTES + _DIRECTORY_ENTRY)
 _INVALIDATE_INODE = struct.Struct("=IiQ" + "Qqq")
+_PADDINGS = tuple(bytes(length) for length in range(8))
 
 NAMED_BYTES_MIN = _NAMED.size + 8
 """Shortest entry of a reply to READDIR."""
@@ -110,17 +111,17 @@ def directory(entries: Iterable[tuple[Attributes, bytes, int]], *, room_bytes: i
 
 def directory_plus(
     entries: Iterable[tuple[Attributes, bytes, int]], *, room_bytes: int, lifetime_s: float
-) -> tuple[bytearray, int]:
+) -> tuple[bytes, int]:
     """Return the body of a reply to READDIRPLUS, and the number of its entries that give the kernel a reference."""
     whole, rest = lifetime(lifetime_s)
-    pack_into, size_bytes = _NAMED_PLUS.pack_into, _NAMED_PLUS.size
-    body = bytearray(room_bytes)
+    pack, size_bytes = _NAMED_PLUS.pack, _NAMED_PLUS.size
+    parts: list[bytes] = []
     used = count = 0
     for (inode, mode, size, links, modified_ns, uid, gid, st_ino), name, offset in entries:
         length = len(name)
-        start = used + size_bytes
-        end = start + length
-        if end + (-end % 8) > room_bytes:
+        padding = -(size_bytes + length) % 8
+        used += size_bytes + length + padding
+        if used > room_bytes:
             break
         seconds, nanoseconds = divmod(modified_ns, _NS_PER_S)
         node = inode
@@ -130,19 +131,19 @@ def directory_plus(
             count += 1
         shown = st_ino or inode
         # fmt: off
-        pack_into(
-            body, used,
-            node, whole, whole, rest, rest,
-            shown, size, (size + 511) // _BLOCK_BYTES,
-            seconds, seconds, seconds, nanoseconds, nanoseconds, nanoseconds,
-            mode, links, uid, gid,
-            shown, offset, length, mode >> 12 & 15,
+        parts += (
+            pack(
+                node, whole, whole, rest, rest,
+                shown, size, (size + 511) // _BLOCK_BYTES,
+                seconds, seconds, seconds, nanoseconds, nanoseconds, nanoseconds,
+                mode, links, uid, gid,
+                shown, offset, length, mode >> 12 & 15,
+            ),
+            name,
+            _PADDINGS[padding],
         )
         # fmt: on
-        body[start:end] = name
-        used = end + (-end % 8)
-    del body[used:]
-    return body, count
+    return b"".join(parts), count
 
 
 def length(unique: int, length_bytes: int) -> bytes:

@@ -43,14 +43,14 @@ class InodeTable:
         root: The node of the root, which is never forgotten.
         number: Function that numbers paths.
 
-    Cost: About 700 bytes per node, with its object; the kernel needs more for it.
+    Cost: About 600 bytes per node, with its object; the kernel needs more for it.
     """
 
-    __slots__ = ("_counts", "_displaced", "_mounted_s", "_nodes", "_number")
+    __slots__ = ("_displaced", "_further", "_mounted_s", "_nodes", "_number")
 
     def __init__(self, root: Node, *, number: Callable[[int, bytes], int] = path_number) -> None:
         self._nodes: dict[int, Node] = {ROOT_INODE: root}
-        self._counts: dict[int, int] = {}
+        self._further: dict[int, int] = {}  # references beyond the first one: most nodes have no other
         self._displaced: dict[tuple[object, ...], int] = {}  # nodes whose own number was taken
         self._mounted_s = root.modified_s
         self._number = number
@@ -80,7 +80,7 @@ class InodeTable:
 
         Cost: About 1 µs per node. What ``describe`` does is written out here, because this bounds how fast a tree is walked.
         """
-        nodes, counts, number_of, mounted_s = self._nodes, self._counts, self._number, self._mounted_s
+        nodes, further, number_of, mounted_s = self._nodes, self._further, self._number, self._mounted_s
         found = []
         for name, info in zip(names, infos, strict=True):
             _, size_bytes, etag, modified_s, is_prefix, _, _ = info
@@ -93,29 +93,27 @@ class InodeTable:
                 inode = hash((number, etag, size_bytes)) & _MASK | _BASE
             known = nodes.get(inode)
             if known is None and not self._displaced:
-                counts[inode] = 1
                 if modified_s is None:
                     modified_s = mounted_s
                 node = _node((inode, name, parent, None if is_prefix else info, modified_s, seen_s, number))
             elif known is not None and known[3] is info and known[5] == seen_s and known[1] == name:
                 node = known  # from the same page of a listing
-                counts[inode] = counts.get(inode, 0) + 1
+                further[inode] = further.get(inode, 0) + 1
             else:
                 node = self.describe(parent, name, info, seen_s)
                 inode = node.inode
-                counts[inode] = counts.get(inode, 0) + 1
+                if inode in nodes:
+                    further[inode] = further.get(inode, 0) + 1
             nodes[inode] = node
             found.append(node)
         return found
 
     def forget(self, inode: int, count: int) -> Node | None:
         """Drop `count` references; return the node if they were the last."""
-        left = self._counts.get(inode, 0) - count
-        if left > 0:
-            self._counts[inode] = left
-            return None
-        self._counts.pop(inode, None)
-        return self._nodes.pop(inode, None) if inode != ROOT_INODE else None
+        left = self._further.pop(inode, 0) + 1 - count
+        if left > 1:
+            self._further[inode] = left - 1
+        return self._nodes.pop(inode, None) if left <= 0 and inode != ROOT_INODE else None
 
     def _own_number(self, node: Node) -> int:
         """Return another number for a node whose own is taken; it keeps that number as long as the mount lives."""
