@@ -5,8 +5,7 @@
 from the store with 32 connections and what `cp` writes: the lower one is the limit of this machine.
 --case pipe: MB/s of a pipe of local files, and of one from the store, beside `cat` of the same files into a FIFO of the same
 size; the same reader counts from its first bytes to the end. `read_parts` of the files alone says what the engine allows.
---case start: seconds from the start of `penstock run` to the first byte in the program, for each mode. The store answers after
-30 ms and sends 90 MB/s on each connection.
+--case start: seconds from the start of `penstock run` to the first record in the program, for each mode (`starts.py`).
 """
 
 from __future__ import annotations
@@ -24,18 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clients import BUCKET, HERE, BenchError, Function, Wrk
-from harness import MIB, Row, Run, arguments, memory_folder, objects
+from harness import MIB, Row, Run, arguments, objects
+from jobs import RUN, SLOW, program
 from origin.origin import Origin
+from starts import measure_starts
 
 THREADS = 32
-SLOW = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
-PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()", "run"]
 PEERS = HERE / "peers"
-CONNECTION = {
-    "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull,
-    "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-}  # fmt: skip
-COMMAND_S_MAX = 600
 
 
 class Data(NamedTuple):
@@ -45,19 +39,6 @@ class Data(NamedTuple):
     count: int
     size_bytes: int
     is_one: bool = False
-
-
-def program(origin: Origin | None, *words: Any, **variables: str) -> str:
-    """Run a command with the connection to the store, and return what it printed."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SM_"))}
-    endpoint = {} if origin is None else {"AWS_ENDPOINT_URL": origin.url}
-    found = subprocess.run(
-        [str(word) for word in words], env={**inherited, **CONNECTION, **endpoint, **variables},
-        capture_output=True, text=True, check=False, timeout=COMMAND_S_MAX,
-    )  # fmt: skip
-    if found.returncode:
-        raise BenchError(f"{' '.join(map(str, words))}: status {found.returncode}\n{found.stderr[-2000:]}")
-    return found.stdout
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +84,7 @@ end"""
 
     def penstock(self, folder: Path) -> None:
         url = f"train=s3://{BUCKET}/{self._data.prefix}/"
-        program(self._origin, *PENSTOCK, "-c", url, "--base", folder, "--", "true")
+        program(self._origin, *RUN, "-c", url, "--base", folder, "--", "true")
 
     def boto3(self, folder: Path) -> None:
         python = HERE / ".venvs" / "boto3" / "bin" / "python"
@@ -188,7 +169,7 @@ def by_cat(root: Path, source: Path) -> dict[str, Any]:
 def by_pipe(origin: Origin | None, url: str) -> dict[str, Any]:
     script = 'exec "$0" "$1" "$SM_CHANNEL_TRAIN"_0'
     reader = ["sh", "-c", script, sys.executable, PEERS / "read_fifo.py"]
-    return json.loads(program(origin, *PENSTOCK, "-c", f"train={url},mode=pipe", "--", *reader))
+    return json.loads(program(origin, *RUN, "-c", f"train={url},mode=pipe", "--", *reader))
 
 
 def by_engine(source: Path) -> dict[str, Any]:
@@ -233,48 +214,6 @@ def _whole(answer: dict[str, Any], size_bytes: int) -> dict[str, Any]:
     return answer
 
 
-# ── the start of a job ───────────────────────────────────────────────────────────────────────────────────────────────
-
-STARTS = {
-    "file": "mode=file",
-    "file, lazy": "mode=file,start=lazy",
-    "pipe": "mode=pipe",
-    "pipe, shuffled": "mode=pipe,seed=1",
-    "fastfile": "mode=fastfile",
-}
-
-
-def started(origin: Origin, folder: str, option: str) -> dict[str, Any]:
-    begin_s = time.monotonic()
-    words = ["-c", f"train=s3://{BUCKET}/{folder}/,{option}", "--", sys.executable, PEERS / "read_first.py"]
-    return {"seconds": json.loads(program(origin, *PENSTOCK, *words))["first_s"] - begin_s}
-
-
-def measure_start(options: Any) -> None:
-    counts = (1000,) if options.quick else (1000, 10_000)
-    with memory_folder() as root:
-        folders = {}
-        for count in counts:
-            for prefixes in (1, 100):
-                name = f"{count}-in-{prefixes}"
-                folders[name] = f"{count} keys in {prefixes} prefixes"
-                for number in range(count):
-                    path = root / BUCKET / name / f"{number % prefixes:03d}" / f"{number:06d}"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(b"%0100d" % number)
-        with Origin(root, **SLOW) as origin:
-            clients = [
-                Function(f"{mode}: {text}", started, origin, name, option)
-                for mode, option in STARTS.items()
-                for name, text in folders.items()
-            ]
-            metrics = {"seconds": lambda answer: answer["seconds"]}
-            question = "start of a job: first byte after `penstock run`, 30 ms"
-            with Run(question, origin, options.select(clients), metrics, options.turns(3, 1)) as run:
-                run.turns(lambda client: client.measure())
-    run.report([])
-
-
 CASES = {
     "small": lambda options: [
         measure_files(options, Data("small", 1000 if options.quick else 10_000, 100_000), delayed=delayed)
@@ -287,7 +226,7 @@ CASES = {
         for delayed in (False, True)
     ],
     "pipe": measure_pipe,
-    "start": measure_start,
+    "start": measure_starts,
 }
 
 

@@ -7,6 +7,7 @@ turns share the cache and the mount is new, so that the kernel holds no pages of
 bytes is compared with that of the stored files. Folders are listed before the clock starts.
 
 "rclone, tuned" has the settings that measured best for the row. A client that needs more than 60 s for a turn sits out.
+All parts take about 15 minutes, of which --part chunks takes 4.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 from clients import BUCKET, HERE, BenchError, ran
@@ -36,7 +38,9 @@ NETWORKS: dict[str, dict[str, Any]] = {"30 ms, 90 MB/s a connection": DELAYED, "
 MOUNTED_S_MAX, TURN_S_MAX = 20.0, 60.0
 SMALL_BYTES = 100_000
 BUDGET_BYTES = 256 * MIB
-RANDOM_BYTES = 256 * 1024
+CHUNKS = [4096 << power for power in range(12)]  # 4 KiB to 8 MiB
+CHUNKS_BYTES = 128 * MIB
+SHARES = (0.5, 0.8, 0.95)
 
 SERVER_TIME = ["--use-server-modtime"]  # otherwise it sends a HEAD for each file
 STREAMS = [*SERVER_TIME, "--vfs-read-chunk-size", "4M", "--vfs-read-chunk-streams", "16", "--max-read-ahead", "1M"]
@@ -70,6 +74,7 @@ class Sizes:
             "listing-order": {"small": (self.small_count, SMALL_BYTES)},
             "random": {"large": (1, self.large_bytes)},
             "find": {f"names/{number:02d}": (self.listed_count // 100, 64) for number in range(100)},
+            "chunks": {"chunks": (1, self.large_bytes)},
             "memory": {"handles": (32, self.large_bytes // 25)},
             "warm": {
                 "large": (1, self.large_bytes),
@@ -395,6 +400,77 @@ def random_reads(root: Path, sizes: Sizes, options: Any) -> None:
             run.report([*rows, *against(run, "objects/s", question, (0, 1), names=PEERS[2:])])
 
 
+def chunk_name(size_bytes: int) -> str:
+    return f"{size_bytes // MIB} MiB" if size_bytes >= MIB else f"{size_bytes // 1024} KiB"
+
+
+def reads_chunks(turn: int, checks: bool) -> Callable[[Path], dict[str, Any]]:
+    """Return work that reads one file in sequence, and then chunks of each size at random places of a file of their own."""
+
+    def work(directory: Path) -> dict[str, Any]:
+        sequential, *files = keys_of("chunks", len(CHUNKS) + 1)
+        parts = {"sequential": reads([sequential], "whole", "1", checks=checks, lists="chunks")(directory)}
+        for size_bytes, file in zip(CHUNKS, files, strict=True):
+            count = max(12, min(32, CHUNKS_BYTES // size_bytes))
+            words = ("chunks", "1", str(count), str(turn), str(size_bytes))
+            parts[chunk_name(size_bytes)] = reads([file], *words, checks=checks)(directory)
+        total = {name: sum(part[name] for part in parts.values()) for name in ("seconds", "bytes", "objects")}
+        check = [part["check"] for part in parts.values()]
+        return {**total, "check": check, "rates": {n: p["bytes"] / p["seconds"] / 1e6 for n, p in parts.items()}}
+
+    return work
+
+
+def chunks(root: Path, sizes: Sizes, options: Any) -> None:
+    """Chunks of 4 KiB to 8 MiB at random places of one file, one after the other: from which size on is that nearly sequential?
+
+    Every chunk is read once, and every size has a file of its own, so that the kernel's page cache answers nothing.
+    No setting of rclone is best for all sizes: "pieces" is for small reads, and "streams" for large ones.
+    """
+    folder = root / BUCKET / "chunks"
+    for number in range(1, len(CHUNKS) + 1):
+        (folder / f"{number:06d}").hardlink_to(folder / "000000")
+    names = ["sequential", *map(chunk_name, CHUNKS)]
+    for _, question, origin in networks("random chunks", root):
+        clients = [
+            Mount("penstock", "penstock"),
+            Mount("rclone", "rclone"),
+            Mount("rclone, pieces", "rclone", PIECES),
+            Mount("rclone, streams", "rclone", STREAMS),
+        ]
+        run = Run(
+            f"mount: {question}, MB/s", origin, options.select(clients),
+            {name: lambda answer, name=name: answer["rates"][name] for name in names}, options.turns(2, 1),
+            tolerates=lambda client: client.name != "penstock",
+        )  # fmt: skip
+        with run:
+            compared(run, reads_chunks)
+            run.report([])
+        _print_chunks(run, names)
+
+
+def _print_chunks(run: Run, names: list[str]) -> None:
+    """Print MB/s by size, and from which size on random reads reach a share of the sequential speed."""
+    clients = list(run.answers)
+    rates = {client: {name: median(run.values(client, name)) for name in names} for client in clients}
+    print(f"\n| {run.question} | {' | '.join(clients)} |\n|---{'|---' * len(clients)}|")
+    for name in names:
+        print(f"| {name} | {' | '.join(f'{rates[client][name]:.3g}' for client in clients)} |")
+    for share in SHARES:
+        found = (smallest_chunk(rates[client], share) for client in clients)
+        print(f"| smallest chunk at {share:.0%} of sequential | {' | '.join(found)} |")
+
+
+def smallest_chunk(rates: dict[str, float], share: float) -> str:
+    """Return the smallest size from which on all random reads reach a share of the sequential speed."""
+    reached = ""
+    for size_bytes in reversed(CHUNKS):
+        if rates[chunk_name(size_bytes)] < share * rates["sequential"]:
+            break
+        reached = chunk_name(size_bytes)
+    return reached or f"above {chunk_name(CHUNKS[-1])}"
+
+
 def find(root: Path, sizes: Sizes, options: Any) -> None:
     """find(1) over 100 prefixes."""
     for _, question, origin in networks(f"find over {sizes.listed_count} keys", root):
@@ -444,6 +520,7 @@ PARTS = {
     "random-order": random_order,
     "listing-order": listing_order,
     "random": random_reads,
+    "chunks": chunks,
     "find": find,
     "warm": warm,
     "memory": memory,

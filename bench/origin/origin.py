@@ -63,6 +63,7 @@ class Origin:
     Args:
         root: Folder of buckets; must not change while the origin runs, since its listings are read at the start.
         listed: bucket -> keys that are listed without being files: 100 000 of them cost no inode.
+        content: What every listed key without a file holds; None answers that it does not exist.
         ttfb_ms: Milliseconds before any answer begins: fixed, or the median of a log-normal if `ttfb_sigma`.
         ttfb_sigma: Sigma of the logarithm of the delay.
         rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
@@ -78,6 +79,7 @@ class Origin:
         root: Path,
         *,
         listed: dict[str, Iterable[str]] | None = None,
+        content: bytes | None = None,
         ttfb_ms: float = 0.0,
         ttfb_sigma: float = 0.0,
         rate_bytes_per_s: int = 0,
@@ -89,6 +91,7 @@ class Origin:
     ) -> None:
         self.root = root
         self.listed = listed or {}
+        self.content = content
         self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
         self.rate_bytes_per_s, self.total_bytes_per_s = rate_bytes_per_s, total_bytes_per_s
         self.error_503, self.tls = error_503, tls
@@ -155,8 +158,13 @@ class Origin:
         folder = self._run / "listings"
         folder.mkdir()
         buckets = {path.name: list(_files(path)) for path in self.root.iterdir() if path.is_dir()}
+        facts: tuple[int, str] | tuple[()] = ()
+        if self.content is not None:
+            (self._run / "content").write_bytes(self.content)
+            status = (self._run / "content").stat()
+            facts = status.st_size, _etag(status)
         for name, extra in self.listed.items():
-            buckets.setdefault(name, []).extend(map(Listed, extra))
+            buckets.setdefault(name, []).extend(Listed(key, *facts) for key in extra)
         for name, objects in buckets.items():
             objects.sort(key=lambda item: item.key.encode())  # S3 lists in UTF-8 byte order
             (folder / f"{name}.tsv").write_text("".join(f"{o.key}\t{o.size_bytes}\t{o.etag}\n" for o in objects))
@@ -219,6 +227,7 @@ class Origin:
             user="user root;" if os.geteuid() == 0 else "",
             ssl="ssl" if self.tls else "",
             certificate=certificate if self.tls else "",
+            without_file="try_files $uri @listed;" if self.content is not None else "",
             ttfb_s=self.ttfb_ms / 1000,
             ttfb_sigma=self.ttfb_sigma,
             error_503=self.error_503,
@@ -243,7 +252,12 @@ def _files(bucket: Path) -> Iterable[Listed]:
     for path in bucket.rglob("*"):
         if path.is_file():
             status = path.stat()
-            yield Listed(str(path.relative_to(bucket)), status.st_size, f"{int(status.st_mtime):x}-{status.st_size:x}")
+            yield Listed(str(path.relative_to(bucket)), status.st_size, _etag(status))
+
+
+def _etag(status: os.stat_result) -> str:
+    """The ETag that nginx gives a file."""
+    return f"{int(status.st_mtime):x}-{status.st_size:x}"
 
 
 def _free_port() -> int:

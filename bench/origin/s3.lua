@@ -104,6 +104,16 @@ function s3.list(name, args)
   return ngx.exit(200)
 end
 
+-- A listed key without a file has the same bytes as all others; any other key does not exist.
+function s3.stand_in()
+  local name, key = ngx.var.uri:match("^/([^/]+)/(.+)$")
+  local keys = name and s3.buckets[name] and s3.buckets[name].keys
+  if not keys or keys[lower_bound(keys, key)] ~= key then
+    return s3.refuse(404, "NoSuchKey", "The specified key does not exist.")
+  end
+  ngx.req.set_uri("/content")
+end
+
 local function delay()
   if s3.ttfb_s <= 0 then return end
   local seconds = s3.ttfb_s

@@ -80,6 +80,25 @@ def test_objects_ranges_and_conditions(tmp_path: Path) -> None:
         client.close()
 
 
+def test_listed_keys_can_have_content(tmp_path: Path) -> None:
+    """Listed keys without files are served with the size and ETag that are listed; other keys do not exist."""
+    (tmp_path / "bucket" / "a").mkdir(parents=True)
+    (tmp_path / "bucket" / "a" / "file").write_bytes(b"real")
+    with Origin(tmp_path, listed={"bucket": ["a/x y", "b"]}, content=b"0123456789") as origin:
+        client = client_of(origin)
+        for item in client.list_objects_v2(Bucket="bucket")["Contents"]:
+            got = client.get_object(Bucket="bucket", Key=item["Key"], IfMatch=item["ETag"], Range="bytes=1-3")
+            with got["Body"] as body:
+                assert body.read() == (b"eal" if item["Key"] == "a/file" else b"123")
+            assert got["ETag"] == item["ETag"]
+            assert got["ContentRange"].rpartition("/")[2] == str(item["Size"])
+        for key in ("a", "a/", "a/x", "c"):
+            with pytest.raises(ClientError) as refused:
+                client.head_object(Bucket="bucket", Key=key)
+            assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+        client.close()
+
+
 @pytest.mark.parametrize("key", ["folder", "folder/"])
 def test_a_folder_is_no_object(tmp_path: Path, key: str) -> None:
     """A folder of files is answered like a missing key: some file systems take any other answer for a file."""

@@ -2,6 +2,7 @@
 
      read_files whole THREADS            the paths on standard input, each read to its end; threads take the next one
      read_files random THREADS COUNT SEED  COUNT blocks of 256 KiB of the one path on standard input
+     read_files chunks THREADS COUNT SEED BYTES  COUNT different blocks of BYTES of the one path, in random order
      read_files stream                   standard input itself, timed from its first byte
 
    With CHECK in the environment, the answer depends on every byte and where it lies. The answer is one line of JSON. */
@@ -19,11 +20,13 @@
 
 enum { BLOCK = 1 << 20, RANDOM_BLOCK = 256 << 10 };
 
+static long random_block = RANDOM_BLOCK;
+static long *places; /* the blocks to read, if each is to be read once */
 static char **paths;
 static long paths_count, random_count, seed;
 static long next_index, total_bytes;
 static uint64_t check_sum;
-static int checks, is_random;
+static int checks, is_random, is_chunks;
 
 static double now_s(void) {
     struct timespec time;
@@ -76,17 +79,34 @@ static void read_whole(long index, unsigned char *block) {
 }
 
 static void read_random(int file, long blocks, long index, unsigned char *block) {
-    long offset = (long)(mixed(index * 0x9e3779b97f4a7c15ULL + seed + 1) % blocks) * RANDOM_BLOCK;
-    for (long filled = 0; filled < RANDOM_BLOCK;) {
-        long length = pread(file, block + filled, RANDOM_BLOCK - filled, offset + filled);
+    long place = places ? places[index] : (long)(mixed(index * 0x9e3779b97f4a7c15ULL + seed + 1) % blocks);
+    long offset = place * random_block;
+    for (long filled = 0; filled < random_block;) {
+        long length = pread(file, block + filled, random_block - filled, offset + filled);
         if (length <= 0) fail(paths[0]);
         filled += length;
     }
-    count(block, RANDOM_BLOCK, ((uint64_t)index << 40) + offset);
+    count(block, random_block, ((uint64_t)index << 40) + offset);
+}
+
+/* Chooses random_count of the file's blocks, each at most once: the page cache would answer the second time. */
+static void choose_places(void) {
+    struct stat status;
+    if (stat(paths[0], &status)) fail(paths[0]);
+    long blocks = status.st_size / random_block;
+    if (random_count > blocks) random_count = blocks;
+    places = malloc(blocks * sizeof *places);
+    for (long at = 0; at < blocks; at++) places[at] = at;
+    for (long at = 0; at < random_count; at++) {
+        long other = at + (long)(mixed(at * 0x9e3779b97f4a7c15ULL + seed + 1) % (blocks - at));
+        long place = places[other];
+        places[other] = places[at];
+        places[at] = place;
+    }
 }
 
 static void *work(void *unused) {
-    unsigned char *block = malloc(BLOCK);
+    unsigned char *block = malloc(random_block > BLOCK ? random_block : BLOCK);
     int file = -1;
     struct stat status = {0};
     if (is_random) {
@@ -95,7 +115,7 @@ static void *work(void *unused) {
     }
     long index, last = is_random ? random_count : paths_count;
     while ((index = __atomic_fetch_add(&next_index, 1, __ATOMIC_RELAXED)) < last) {
-        if (is_random) read_random(file, status.st_size / RANDOM_BLOCK, index, block);
+        if (is_random) read_random(file, status.st_size / random_block, index, block);
         else read_whole(index, block);
     }
     if (file >= 0) close(file);
@@ -125,6 +145,7 @@ static double read_paths(int threads_count) {
         paths = realloc(paths, (paths_count + 1) * sizeof *paths);
         paths[paths_count++] = strdup(line);
     }
+    if (is_chunks) choose_places();
     pthread_t threads[threads_count];
     double begun_s = now_s();
     for (int index = 0; index < threads_count; index++)
@@ -136,7 +157,9 @@ static double read_paths(int threads_count) {
 int main(int count_of_words, char **words) {
     if (count_of_words < 2) return 2;
     checks = getenv("CHECK") != NULL;
-    is_random = !strcmp(words[1], "random");
+    is_chunks = !strcmp(words[1], "chunks");
+    is_random = is_chunks || !strcmp(words[1], "random");
+    if (is_chunks) random_block = atol(words[5]);
     if (is_random) {
         random_count = atol(words[3]);
         seed = atol(words[4]);

@@ -1,27 +1,70 @@
-"""Reads the first byte of a channel, as files or as a pipe, and prints when it was there, on the monotonic clock."""
+"""Reads the first record of a channel or a mount, as files or as a pipe, and prints when it was there (monotonic clock).
+
+    read_first.py first [DIR]    the first file of the first folder; of a pipe, its first RECORD_BYTES bytes
+    read_first.py all [DIR]      the same, after the names of all files have been listed
+
+Without DIR, it reads the channel `train`. It also prints the memory of the processes of penstock that serve it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 import time
 from pathlib import Path
 
+RECORD_BYTES = 100
 
-def first_file(folder: Path) -> Path:
-    for path in folder.iterdir():
-        return first_file(path) if path.is_dir() else path
+
+def first_file(folder: str) -> str:
+    """Return the first file below a folder, of which no more names are read than needed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            return first_file(entry.path) if entry.is_dir() else entry.path
     raise FileNotFoundError(folder)
 
 
-def main() -> None:
-    channel = Path(os.environ["SM_CHANNEL_TRAIN"])
-    path = first_file(channel) if channel.is_dir() else channel.with_name(f"{channel.name}_0")
-    with path.open("rb", buffering=0) as file:
-        if len(file.read(1)) != 1:
-            raise EOFError(path)
-        print(json.dumps({"first_s": time.monotonic()}), flush=True)
+def read_record(path: str) -> bytes:
+    record = b""
+    with open(path, "rb", buffering=0) as file:
+        while len(record) < RECORD_BYTES and (piece := file.read(RECORD_BYTES - len(record))):
+            record += piece
+    return record
+
+
+def serving_bytes() -> int:
+    """Return the proportional memory of the processes that serve this one: those of penstock with the same BENCH_RUN."""
+    found = 0
+    mark = b"BENCH_RUN=" + os.environb[b"BENCH_RUN"]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) == os.getpid() or b"penstock" not in (folder / "cmdline").read_bytes():
+                continue
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found += (
+                    int(re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)[1]) * 1024
+                )
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def main(how: str, directory: str | None = None) -> None:
+    channel = os.environ["SM_CHANNEL_TRAIN"] if directory is None else directory
+    names_count = 0
+    if os.path.isdir(channel):
+        if how == "all":
+            names_count = sum(len(names) for _, _, names in os.walk(channel))
+        channel = first_file(channel)
+    else:
+        channel += "_0"
+    record = read_record(channel)
+    first_s = time.monotonic()
+    answer = {"first_s": first_s, "record": record.decode(), "names": names_count, "serving_bytes": serving_bytes()}
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
