@@ -1,11 +1,11 @@
-"""Sizes as people write and read them."""
+"""Sizes and times as people write and read them."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.sizes import format_bytes, parse_bytes
+from penstock.sizes import format_bytes, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,18 @@ def test_another_text_is_refused(text: str) -> None:
 def test_a_size_is_formatted(size_bytes: float, text: str) -> None:
     """A size has three significant digits and the binary unit that fits it."""
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("1.5s", 1.5), ("10min", 600.0), ("2h", 7200.0), ("250ms", 0.25)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    """A duration is a number with an optional unit."""
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "1 year", "s", "1e3"])
+def test_texts_that_are_no_duration(text: str) -> None:
+    """Anything else is refused with the name of its option."""
+    with pytest.raises(ConfigError, match=r"--timeout .* is not a duration"):
+        parse_seconds(text, option="--timeout")

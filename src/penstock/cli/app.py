@@ -27,6 +27,7 @@ from penstock.cli.info import info
 from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
 from penstock.cli.mount import mount, umount
+from penstock.cli.mount_options import MountCommand
 from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
@@ -94,7 +95,10 @@ def _root(
 for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(
-    name="mount", no_args_is_help=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    name="mount",
+    cls=MountCommand,
+    no_args_is_help=True,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(mount)
 app.command(name="umount", no_args_is_help=True)(umount)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND

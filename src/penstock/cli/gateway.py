@@ -14,7 +14,7 @@ import typer
 from penstock.cli.options import expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
-from penstock.sizes import parse_bytes
+from penstock.sizes import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, WebhookConfig
@@ -413,7 +413,6 @@ def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config:
 
 def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessPoint:
     from penstock.gateway.config import AccessPoint
-    from penstock.gateway.serving.values import parse_seconds
 
     assert upstream.upstream is not None
     url = upstream.upstream if "://" in upstream.upstream else str(Path(upstream.upstream).expanduser().absolute())
@@ -472,7 +471,6 @@ def _argument(text: str) -> tuple[str, str]:
 
 def _handler(transform: TransformGroup) -> LambdaConfig | None:
     from penstock.gateway.config import LambdaConfig
-    from penstock.gateway.serving.values import parse_seconds
 
     if transform.sam is not None:
         return _sam_handler(transform)
@@ -494,7 +492,6 @@ def _handler(transform: TransformGroup) -> LambdaConfig | None:
 
 def _sam_handler(transform: TransformGroup) -> LambdaConfig:
     from penstock.gateway.aws_lambda import lambda_config_of
-    from penstock.gateway.serving.values import parse_seconds
 
     if transform.handler is not None:
         raise ConfigError(
@@ -510,7 +507,6 @@ def _sam_handler(transform: TransformGroup) -> LambdaConfig:
 
 def _webhook(transform: TransformGroup) -> WebhookConfig | None:
     from penstock.gateway.config import WebhookConfig
-    from penstock.gateway.serving.values import parse_seconds
 
     if transform.webhook is None:
         return None
@@ -520,8 +516,6 @@ def _webhook(transform: TransformGroup) -> WebhookConfig | None:
 
 
 def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str, Any]:
-    from penstock.gateway.serving.values import parse_seconds
-
     limits = None
     if endpoint.connections_max is not None:
         limits = replace(config.limits, connections_max=endpoint.connections_max)
@@ -545,8 +539,6 @@ def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str
 
 
 def _keeping_values(keeping: KeepingGroup, upstream: UpstreamGroup, config: GatewayConfig) -> dict[str, Any]:
-    from penstock.gateway.serving.values import parse_seconds
-
     ttl, results = keeping.metadata_ttl, keeping.results
     options = dict(config.results_options)
     if results is not None:

@@ -15,7 +15,7 @@ from penstock.cli.options import AsJson, expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
-from penstock.sizes import format_bytes, parse_bytes
+from penstock.sizes import format_bytes, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig
@@ -97,7 +97,6 @@ def gc(
     from penstock.gateway.keeping.collecting import CollectionRules, collect, plan_collection
     from penstock.gateway.keeping.contents import read_contents
     from penstock.gateway.keeping.versions import stale_reasons
-    from penstock.gateway.serving.values import parse_seconds
 
     made = _config(config, upstream, transform=transform, keeping=keeping)
     rules = CollectionRules(

@@ -7,8 +7,6 @@ import math
 import os
 import re
 import shlex
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +17,7 @@ from penstock.cli.options import ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
+from penstock.sizes import parse_seconds
 
 if TYPE_CHECKING:
     from penstock.mount.config import MountConfig
@@ -42,15 +41,25 @@ _HINTS = {
     "--transfers": "the number of requests follows the store by itself",
     "--allow-non-empty": "--nonempty",
     "--volname": "mount shows the URL",
-    "--umask": "--file-mode and --dir-mode",
     "--allow-delete": "the mount is read-only; penstock rm deletes",
     "--allow-overwrite": "the mount is read-only; penstock cp writes",
     "--maximum-throughput-gbps": "the number of requests follows the store by itself",
     "--max-threads": "the number of requests does not depend on threads",
     "--log-directory": "--log-file FILE",
     "--no-sign-request": "--anonymous",
+    "--url": "--endpoint-url URL",
+    "--endpoint": "--region NAME",
+    "--use-path-request-style": "--force-path-style",
+    "--use-cache": "--cache PATH:SIZE",
+    "--passwd-file": "keys come from the AWS variables and files, as --profile NAME selects them",
+    "--iam-role": "a role of the instance is found by itself",
+    "--fsname": "mount shows the URL",
+    "--subtype": "mount shows the type fuse.penstock",
+    "--entry-timeout": "--metadata-ttl TIME",
+    "--negative-timeout": "--negative-metadata-ttl TIME",
+    "-o": "options follow it: -o allow_other,uid=1000",
 }
-"""Options of rclone mount, Mountpoint and s3fs that do not exist here, and what takes their place."""
+"""Options of rclone mount, Mountpoint, s3fs and libfuse that do not exist here, and what takes their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,9 @@ class ViewGroup:
     dir_mode: Annotated[
         str, typer.Option("--dir-mode", metavar="MODE", help="Permissions of directories, in octal digits.")
     ] = "0555"
+    umask: Annotated[
+        str, typer.Option("--umask", metavar="MODE", help="Permissions that neither files nor directories have.")
+    ] = "0"
     allow_other: Annotated[
         bool,
         typer.Option(
@@ -175,6 +187,8 @@ def mount(
     `penstock umount DIR`. Files are read lazily, ahead of programs that read in sequence, and through the cache if there
     is one. An open file remains the version that was opened: if the object is replaced, reading it fails with ESTALE.
 
+    The spelling of /etc/fstab is understood as well: -o allow_other,uid=1000,umask=077.
+
     For example:
 
         penstock mount s3://bucket/train/ /mnt/train --cache /nvme/penstock:200GB
@@ -250,6 +264,7 @@ def _config(
         gid=view.gid,
         file_mode=_mode(view.file_mode, option="--file-mode"),
         directory_mode=_mode(view.dir_mode, option="--dir-mode"),
+        umask=_mode(view.umask, option="--umask"),
         allow_other=view.allow_other,
         nonempty=process.nonempty,
         auto_unmount=process.auto_unmount,
@@ -257,8 +272,6 @@ def _config(
 
 
 def _ttl_s(text: str, *, option: str) -> float:
-    from penstock.gateway.serving.values import parse_seconds
-
     if text == "indefinite":
         return math.inf
     return MINIMAL_TTL_S if text == "minimal" else parse_seconds(text, option=option)
@@ -298,59 +311,3 @@ def umount(
     from penstock.mount.fuse.mounting import unmount
 
     unmount(directory, is_lazy=lazy)
-
-
-_IGNORED = (
-    *(
-        "ro",
-        "rw",
-        "defaults",
-        "auto",
-        "noauto",
-        "nofail",
-        "_netdev",
-        "user",
-        "nouser",
-        "users",
-        "owner",
-        "group",
-        "dev",
-        "nodev",
-    ),
-    *("suid", "nosuid", "exec", "noexec", "atime", "noatime", "relatime", "norelatime", "diratime", "nodiratime"),
-    *("async", "sync"),
-)
-"""Options of fstab that are for ``mount`` itself, or that a read-only mount fulfils anyway. ``mount`` adds ``rw`` if there is
-no ``ro``, whether somebody asked for it or not."""
-
-
-def helper() -> None:
-    """Run as ``mount.penstock``, which ``mount -t penstock`` and ``/etc/fstab`` call: ``URL DIR [-sfnv] [-o OPTIONS]``."""
-    from penstock.cli.app import run
-
-    sys.exit(run(["mount", *helper_arguments(sys.argv[1:])]))
-
-
-def helper_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments of ``penstock mount`` for those that ``mount`` gives to its helpers.
-
-    Each option ``name=value`` of fstab becomes ``--name=value``; ``cache=...``, ``endpoint-url=...``, ``allow_other``, ...
-    """
-    words = iter(arguments)
-    places: list[str] = []
-    options: list[str] = []
-    for word in words:
-        if word in ("-o", "-N", "-t"):
-            with suppress(StopIteration):
-                value = next(words)
-                options += value.split(",") if word == "-o" else []
-        elif not word.startswith("-"):
-            places.append(word)
-    wanted = [
-        option for option in options if option and option not in _IGNORED and not option.startswith(("x-", "comment="))
-    ]
-    flags = []
-    for option in wanted:
-        name, equals, value = option.partition("=")
-        flags.append(f"--{name.replace('_', '-')}{equals}{value}")
-    return [*places, *flags]

@@ -34,6 +34,7 @@ class MountConfig:
         gid: Group of all files; None takes the group of the process.
         file_mode: Permissions of files.
         directory_mode: Permissions of directories.
+        umask: Permissions that neither files nor directories have.
         allow_other: Whether other users may use the mount.
         nonempty: Whether the directory may have contents, which the mount hides.
         auto_unmount: Whether the mount disappears when the process that serves it is killed.
@@ -49,6 +50,7 @@ class MountConfig:
     gid: int | None = None
     file_mode: int = 0o444
     directory_mode: int = 0o555
+    umask: int = 0
     allow_other: bool = False
     nonempty: bool = False
     auto_unmount: bool = True
@@ -60,7 +62,7 @@ class MountConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= math.inf):
                 raise ConfigError(f"{name}={value!r} must be at least 0 seconds", hint="math.inf never asks again")
-        for name in ("file_mode", "directory_mode"):
+        for name in ("file_mode", "directory_mode", "umask"):
             mode = getattr(self, name)
             if not isinstance(mode, int) or not 0 <= mode <= MODE_MAX:
                 raise ConfigError(f"{name}={mode!r} must lie in [0o000, 0o777]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.errors import WorkerDiedError
 from penstock.mount.config import TTL_S, MountConfig
-from penstock.mount.daemon import DaemonRequest
+from penstock.mount.daemon import HURRY, DaemonRequest
+from penstock.mount.own_files import own_files
 from penstock.redaction import public_url
 from penstock.tracebacks import boundary
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 END_S_MAX = 30.0
 """Longest wait for a daemon that was told to end; it waits 10 s for programs that have files open."""
+
+_NAMED_COUNT_MAX = 3
+
+_log = logging.getLogger("penstock")
 
 
 class RunningMount:
@@ -42,6 +48,7 @@ class RunningMount:
         self.url = public_url(config.url)
         self.log_file = log_file
         self._process = process
+        self._real_directory = os.path.realpath(config.directory)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url!r} on {str(self.directory)!r}>"
@@ -76,15 +83,35 @@ class RunningMount:
             )
 
     def close(self) -> None:
-        """Unmount. Programs that have files open can go on reading them for 10 s. Idempotent."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.terminate()  # a forked child of this process may hold the other end of its input as well
+        """Unmount. Other programs that have files open can go on reading them for 10 s. Idempotent.
+
+        If this process itself has files open, a warning names them, and they can be read for 1 s.
+        """
+        pipe = self._process.stdin
+        opened = own_files(self._real_directory) if pipe is not None and not pipe.closed else []
+        if opened:
+            self._warn_of(opened)
+        if pipe is not None and not pipe.closed:
+            with suppress(BrokenPipeError):
+                pipe.write(HURRY if opened else b"")
+                pipe.flush()
+            pipe.close()
+        if not opened:
+            self._process.terminate()  # a forked child of this process may hold the other end of its input as well
         try:
             self._process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _warn_of(self, opened: list[str]) -> None:
+        named = ", ".join(opened[:_NAMED_COUNT_MAX])
+        more = f" and {len(opened) - _NAMED_COUNT_MAX} more" if len(opened) > _NAMED_COUNT_MAX else ""
+        _log.warning(
+            "This process still uses files of the mount that it closes: %s%s. Close or delete them before: later reads "
+            "fail, and those of mapped memory end the process.",
+            *(named, more),
+        )
 
 
 @boundary
@@ -98,6 +125,7 @@ def mount(
     gid: int | None = None,
     file_mode: int = 0o444,
     directory_mode: int = 0o555,
+    umask: int = 0,
     allow_other: bool = False,
     nonempty: bool = False,
     endpoint_url: str | None = None,
@@ -126,6 +154,7 @@ def mount(
         gid: Group of all files; None is this user's.
         file_mode: Permissions of files.
         directory_mode: Permissions of directories.
+        umask: Permissions that neither files nor directories have, such as 0o077.
         allow_other: Whether other users may use the mount. Without root, ``user_allow_other`` in ``/etc/fuse.conf`` is needed.
         nonempty: Whether the directory may have contents, which are hidden as long as the mount lives.
         endpoint_url: URL of an S3-compatible store. This and all further arguments are those of ``connect``.
@@ -169,6 +198,7 @@ def mount(
         gid=gid,
         file_mode=file_mode,
         directory_mode=directory_mode,
+        umask=umask,
         allow_other=allow_other,
         nonempty=nonempty,
     )
@@ -217,7 +247,7 @@ def start_mount(
         _tell(process, request)
         with os.fdopen(answers, "rb", closefd=False) as file:
             answer = file.read()
-        error = pickle.loads(answer) if answer else _died(process)
+        error, warning = pickle.loads(answer) if answer else (_died(process), "")
         if error is not None:
             raise error
     except BaseException:
@@ -232,6 +262,8 @@ def start_mount(
         _let_go(process)
     elif process.stderr is not None:
         process.stderr.close()
+    if warning:
+        _log.warning("%s", warning)
     return RunningMount(config, process, log_file)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import math
 import os
 import select
 import signal
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.mount.config import MountConfig
     from penstock.store.base import Store
+    from penstock.types import Page
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that take a mount down."""
@@ -39,11 +42,16 @@ READY_S_MAX = 30.0
 DRAIN_S_MAX = 10.0
 """How long programs may go on with the files that they have open when the mount is taken down."""
 
+HURRIED_DRAIN_S_MAX = 1.0
+"""The same if the program that takes it down is the one that has files open."""
+
 _READ_AHEAD_BYTES = 1 * MIB
 
 _COLLECTOR_THRESHOLDS = (50_000, 20, 100)
 """Nodes and names make no cycles, so looking for some among a million of them is in vain. With the usual thresholds, that took
 a fifth of the time of a walk."""
+
+_log = logging.getLogger("penstock")
 
 
 class MountServer:
@@ -56,12 +64,17 @@ class MountServer:
         ConfigError: The configuration or the system does not permit the mount.
         StoreError: The store refuses to list what is to be mounted, or cannot be reached.
 
+    Attributes:
+        warning: One sentence if there is nothing to be seen; otherwise empty.
+
     Cost: a thread for the kernel's requests, besides those of the store; one request to see that the store answers.
     """
 
     def __init__(self, config: MountConfig) -> None:
         with ExitStack() as stack:
-            store = stack.enter_context(_opened(config))
+            store, self.warning = _opened(config)
+            stack.enter_context(store)
+            self._drain_s_max = DRAIN_S_MAX
             self._file_system = _file_system(config, store)
             options = MountOptions(
                 source=public_url(config.url),
@@ -88,6 +101,8 @@ class MountServer:
                 raise UnavailableError(f"the kernel did not answer within {READY_S_MAX:.0f} s")
             self._mounted.set_read_ahead(_READ_AHEAD_BYTES)
             self._resources = stack.pop_all()
+        if self.warning:
+            _log.warning("%s", self.warning)
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +128,10 @@ class MountServer:
             if then is not None and self._ended.is_set():
                 then()
 
+    def hurry(self) -> None:
+        """Let programs go on with open files for ``HURRIED_DRAIN_S_MAX`` seconds only."""
+        self._drain_s_max = HURRIED_DRAIN_S_MAX
+
     def close(self) -> None:
         """Unmount, let programs go on with open files for ``DRAIN_S_MAX`` seconds, and drop everything; idempotent.
 
@@ -121,7 +140,7 @@ class MountServer:
         """
         if not self._ended.is_set():
             self._mounted.unmount()
-            self._ended.wait(DRAIN_S_MAX)
+            self._ended.wait(self._drain_s_max)
         self._session.stop()
         self._thread.join()
         self._resources.close()
@@ -129,18 +148,25 @@ class MountServer:
             raise self._failure
 
 
-def _opened(config: MountConfig) -> Store:
-    """Return the store of a mount, after one request has shown that it answers."""
+def _opened(config: MountConfig) -> tuple[Store, str]:
+    """Return the store of a mount, after one request has shown that it answers, and a warning if it has no object."""
     store = connect(config.url, **config.connection)
     try:
         if config.manifest is not None:
             objects = manifest_objects(config.manifest, store, url=config.url, connection=config.connection)
-            return ManifestStore(store, objects)
-        perform(store, ListPage(keys_max=1))
+            warning = "" if objects else f"{public_url(config.manifest)} names no object: the mount is empty."
+            return ManifestStore(store, objects), warning
+        page: Page = perform(store, ListPage(keys_max=1)).value
     except BaseException:
         store.close()
         raise
-    return store
+    return store, "" if page.objects or page.prefixes or page.next_token else _emptiness(config)
+
+
+def _emptiness(config: MountConfig) -> str:
+    url = public_url(config.url)
+    until = "" if config.metadata_ttl_s == math.inf else " until one is written"
+    return f"There is no object below {url}: the mount is empty{until}. `penstock ls` shows what there is above it."
 
 
 def _file_system(config: MountConfig, store: Store) -> StoreFileSystem:
@@ -148,8 +174,8 @@ def _file_system(config: MountConfig, store: Store) -> StoreFileSystem:
     view = NodeView(
         uid=os.geteuid() if config.uid is None else config.uid,
         gid=os.getegid() if config.gid is None else config.gid,
-        file_mode=config.file_mode,
-        directory_mode=config.directory_mode,
+        file_mode=config.file_mode & ~config.umask,
+        directory_mode=config.directory_mode & ~config.umask,
     )
     negative_ttl_s = config.metadata_ttl_s if config.negative_ttl_s is None else config.negative_ttl_s
     return StoreFileSystem(

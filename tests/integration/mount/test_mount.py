@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.mount.fuse.mount_table import find_mount
+from servers.faulty import FaultyServer
 
 pytestmark = [
     pytest.mark.server,
@@ -359,3 +361,83 @@ def test_errors_of_the_start_are_reported(tmp_path: Path, s3_endpoint: Any) -> N
     with pytest.raises(ps.ConfigError, match="metadata_ttl_s"):
         ps.mount(tmp_path, tmp_path / "m", metadata_ttl_s=-1)
     assert find_mount(str(tmp_path / "m")) is None
+
+
+def test_an_empty_prefix_is_said(
+    tmp_path: Path, bucket: str, s3_endpoint: Any, connect_s3: Callable[..., ps.Store]
+) -> None:
+    """A mount without any object says so once, where the user sees it, and shows what is written later."""
+    directory = tmp_path / "mounted"
+    directory.mkdir()
+    environment = os.environ | {
+        "AWS_ENDPOINT_URL": s3_endpoint.endpoint_url,
+        "AWS_REGION": s3_endpoint.region,
+        "AWS_ACCESS_KEY_ID": s3_endpoint.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3_endpoint.secret_key,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    words = [sys.executable, "-m", "penstock", "mount", f"s3://{bucket}/trian/", directory, "--metadata-ttl", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIME_S_MAX, env=environment, check=True)
+    try:
+        said = f"There is no object below s3://{bucket}/trian/: the mount is empty until one is written."
+        assert done.stderr.count(said) == 1
+        connect_s3(f"s3://{bucket}").write("trian/a.txt", b"now")
+        assert (directory / "a.txt").read_bytes() == b"now"
+    finally:
+        penstock("umount", directory)
+    with pytest.raises(ps.BucketMissingError, match="no-such-bucket"):
+        ps.mount("s3://no-such-bucket-here/", directory, **connection(s3_endpoint))
+
+
+def test_umask_and_owner(tmp_path: Path) -> None:
+    """The modes and the owner that the kernel shows are those that were asked for."""
+    (tmp_path / "source/inner").mkdir(parents=True)
+    (tmp_path / "source/inner/x").write_bytes(b"x")
+    (tmp_path / "mounted").mkdir()
+    with ps.mount(tmp_path / "source", tmp_path / "mounted", umask=0o027, uid=12345, gid=54321) as mount:
+        for path, mode in (
+            (mount.directory, 0o550),
+            (mount.directory / "inner", 0o550),
+            (mount.directory / "inner/x", 0o440),
+        ):
+            found = path.stat()
+            assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (mode, 12345, 54321)
+
+
+def test_own_open_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that closes a mount whose files it still uses is told which, and need not wait for itself."""
+    (tmp_path / "source").mkdir()
+    for name in ("read", "mapped"):
+        (tmp_path / "source" / name).write_bytes(b"x" * 100_000)
+    (tmp_path / "mounted").mkdir()
+    mount = ps.mount(tmp_path / "source", tmp_path / "mounted")
+    with (mount.directory / "read").open("rb"):
+        with (mount.directory / "mapped").open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        started_s = time.monotonic()
+        mount.close()
+        assert time.monotonic() - started_s < 8  # others would be waited for for 10 s
+        mount.close()
+        (record,) = [each for each in caplog.records if each.name == "penstock"]
+        assert f"{mount.directory}/mapped, {mount.directory}/read. Close" in record.getMessage()
+    mapped.close()
+    assert find_mount(str(mount.directory)) is None
+
+
+def test_a_store_without_ranges_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a store that ignores ranges, short files can be read; long ones are EIO, and the log says how to read them."""
+    (tmp_path / "mounted").mkdir()
+    with FaultyServer({"short": b"s" * 100_000, "long": bytes(5_000_000)}) as server:
+        server.fail("ignore_range", times=None, match=lambda request: request.span is not None)
+        retry = ps.RetryConfig(attempts_max=2, backoff_s=0.005)
+        options = {"endpoint_url": server.endpoint_url, "anonymous": True, "retry": retry}
+        with ps.mount(server.url, tmp_path / "mounted", **options) as mount:
+            assert (mount.directory / "short").read_bytes() == b"s" * 100_000
+            with pytest.raises(OSError, match="Input/output") as caught:
+                (mount.directory / "long").read_bytes()
+            assert caught.value.errno == errno.EIO
+            said = mount.log_file.read_text()
+    assert "WARNING A request of a program failed: " in said
+    assert "requested" in said
+    assert "long" in said
+    assert "Hint: this server ignores Range; penstock cp and store.read(key) can read whole objects of it" in said

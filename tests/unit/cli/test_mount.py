@@ -10,7 +10,7 @@ import pytest
 
 import penstock.mount
 from penstock.cli.app import run
-from penstock.cli.mount import helper_arguments
+from penstock.cli.mount_helper import helper_arguments
 from penstock.mount import MountConfig
 
 
@@ -61,6 +61,17 @@ def test_paths_do_not_depend_on_the_daemons_directory(started: list[MountConfig]
 
 
 @pytest.mark.parametrize(
+    "words", ["-o ro,allow_other,uid=5,umask=027", "-oallow_other,uid=5 -o umask=027,nosuid,noatime"]
+)
+def test_options_may_be_written_as_in_fstab(words: str, started: list[MountConfig]) -> None:
+    """``-o`` takes the options of other FUSE programs, before and after URL and DIR, in one word or two."""
+    assert run(["mount", *words.split(), "s3://b/p/", "/mnt"]) == 0
+    assert run(["mount", "s3://b/p/", "/mnt", *words.split()]) == 0
+    assert started[0] == started[1]
+    assert (started[0].allow_other, started[0].uid, started[0].umask) == (True, 5, 0o027)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("remote:bucket/path /mnt", "rclone's remote:bucket is s3://bucket/path"),
@@ -73,6 +84,9 @@ def test_paths_do_not_depend_on_the_daemons_directory(started: list[MountConfig]
         ("s3://b /mnt --metadata-ttl soon", "--metadata-ttl 'soon' is not a duration"),
         ("s3://b /mnt --file-mode 999", "--file-mode '999' must be octal digits"),
         ("s3://b /mnt --file-mode 7777", "must lie in [0o000, 0o777]"),
+        ("s3://b /mnt --umask 8", "--umask '8' must be octal digits"),
+        ("s3://b /mnt -o allow_other,use_cache=/tmp", "No such option: --use-cache; here, --cache PATH:SIZE"),
+        ("s3://b /mnt -o", "No such option: -o; here, options follow it"),
         ("s3://b /mnt --max-cache-size 5", "--max-cache-size needs --cache"),
         ("s3://b /mnt --uid -4", "uid=-4 must be"),
     ],

@@ -35,6 +35,7 @@ def test_a_process_that_dies_at_its_start_is_an_error(monkeypatch: pytest.Monkey
         ({"negative_ttl_s": "5"}, "negative_ttl_s='5' must be"),
         ({"file_mode": 0o7777}, r"must lie in \[0o000, 0o777\]"),
         ({"directory_mode": "755"}, "directory_mode='755'"),
+        ({"umask": 0o1000}, r"umask=512 must lie in \[0o000, 0o777\]"),
         ({"uid": -1}, "uid=-1 must be a number"),
         ({"gid": 1 << 32}, "gid=4294967296 must be a number"),
     ],

@@ -6,7 +6,6 @@ may be a size such as ``"4GiB"``, and one that ends with ``_s`` or ``_s_max`` a 
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -15,33 +14,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ConfigError
-from penstock.sizes import parse_bytes
+from penstock.sizes import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _Config = TypeVar("_Config")
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d|)")
 _SIZE_SUFFIXES = ("_bytes", "_bytes_max", "_bytes_per_s_min")
 _TIME_SUFFIXES = ("_s", "_s_max")
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def parse_seconds(text: str, *, option: str = "") -> float:
-    """Return the number of seconds that a text names.
-
-    Args:
-        text: A number with an optional unit: ``"90"``, ``"1.5s"``, ``"10min"``, ``"2h"``, ``"250ms"``.
-        option: Name of the option that the text was given for; error messages begin with it.
-
-    Raises:
-        ConfigError: The text is not a duration.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{option} {text!r} is not a duration".lstrip(), hint="e.g. 90s, 10min, 2h, or seconds")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

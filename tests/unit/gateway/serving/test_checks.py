@@ -18,7 +18,6 @@ from penstock.gateway.config import (
     WebhookServiceConfig,
 )
 from penstock.gateway.serving.checks import check_config, is_loopback
-from penstock.gateway.serving.values import parse_seconds
 
 POINT = AccessPoint(name="train", upstream="s3://bucket/")
 
@@ -135,21 +134,6 @@ def test_loopback() -> None:
     assert not any(
         map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "localhost.example.com", "", "127.0.0.1.example.com"))
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90.0), ("1.5s", 1.5), ("10min", 600.0), ("2h", 7200.0), ("250ms", 0.25)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    """A duration is a number with an optional unit."""
-    assert parse_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "-1s", "1 year", "s", "1e3"])
-def test_texts_that_are_no_duration(text: str) -> None:
-    """Anything else is refused with the name of its option."""
-    with pytest.raises(ConfigError, match=r"--timeout .* is not a duration"):
-        parse_seconds(text, option="--timeout")
 
 
 REFUSED_RESULTS = {
