@@ -284,8 +284,9 @@ class StoreFileSystem:
 
 
 def _refuse(reply: Reply, error: PenstockError) -> None:
-    _log.info("A request of a program failed: %s", error)
-    reply.error(errno_of(error))
+    number = errno_of(error)
+    _log.log(logging.WARNING if number == errno.EIO else logging.INFO, "A request of a program failed: %s", error)
+    reply.error(number)
 
 
 def _do_nothing() -> None:

@@ -53,6 +53,7 @@ _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "
 _WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
+_RANGES_IGNORED = "this server ignores Range; penstock cp and store.read(key) can read whole objects of it"
 _NO_DESCRIPTORS = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 _HINTS = {
     pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
@@ -138,7 +139,7 @@ def ignores_range(requested: ByteRange, size: str) -> ProtocolError:
     """Return the error for a whole object in answer to a range; `size` is the object's size in words."""
     return ProtocolError(
         f"requested {requested.length_bytes} bytes at {requested.start}, got the whole object of {size}",
-        hint="this server ignores Range",
+        hint=_RANGES_IGNORED,
     )
 
 
@@ -183,7 +184,7 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code == pycurl.E_OPERATION_TIMEDOUT:
         return DeadlineError(f"no connection was made in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
-        return ProtocolError("the body is longer than the range that was requested", hint="this server ignores Range")
+        return ProtocolError("the body is longer than the range that was requested", hint=_RANGES_IGNORED)
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
         what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
         return ShortReadError(what)
