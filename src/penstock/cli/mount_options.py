@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import typer
 
 _FULFILLED = re.compile(
     "ro|rw|defaults|auto|noauto|nofail|_netdev|user|nouser|users|owner|group|dev|nodev|suid|nosuid|exec|noexec|"
@@ -54,6 +52,6 @@ def with_flags(words: Sequence[str]) -> list[str]:
 class MountCommand(TyperCommand):
     """A command that also takes its options as ``-o NAME,NAME=VALUE``."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line."""
         return super().parse_args(ctx, with_flags(args))

@@ -60,12 +60,12 @@ class MountServer:
     Args:
         config: The mount.
 
+    Attributes:
+        warning: One sentence if there is nothing to be seen; otherwise empty.
+
     Raises:
         ConfigError: The configuration or the system does not permit the mount.
         StoreError: The store refuses to list what is to be mounted, or cannot be reached.
-
-    Attributes:
-        warning: One sentence if there is nothing to be seen; otherwise empty.
 
     Cost: a thread for the kernel's requests, besides those of the store; one request to see that the store answers.
     """
