@@ -147,14 +147,18 @@ def _etags(texts: list[str]) -> Iterable[str | None]:
 
 
 def _seconds(times: list[str]) -> Iterable[float]:
-    """Return ISO 8601 times in seconds since the epoch; a time without a zone is UTC, as all times of S3 are."""
+    """Return ISO 8601 times in seconds since the epoch; a time without a zone is UTC, as all times of S3 are.
+
+    Objects that were written together have equal times, and equal ones share a number.
+    """
+    distinct = list(set(times))
     try:
-        moments = list(map(datetime.fromisoformat, times))
+        moments = list(map(datetime.fromisoformat, distinct))
     except ValueError as error:
         raise ProtocolError(f"the listing has no time where one belongs: {error}") from error
     if any(moment.tzinfo is None for moment in moments):
         moments = [moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in moments]
-    return map(datetime.timestamp, moments)
+    return map(dict(zip(distinct, map(datetime.timestamp, moments), strict=True)).__getitem__, times)
 
 
 def _objects_by_row(text: str, *, encoded: bool) -> list[ObjectInfo]:
@@ -281,7 +285,8 @@ def _text(body: bytes | bytearray | memoryview) -> str:
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the answer is not UTF-8 at byte {error.start}") from error
-    if "\0" in text or ("<!" in text and ("<!DOCTYPE" in text or "<!ENTITY" in text)):  # UTF-16 would have NULs
+    # UTF-16 would have NULs; looking for one character first takes a tenth of the time of looking for two
+    if "\0" in text or ("!" in text and ("<!DOCTYPE" in text or "<!ENTITY" in text)):
         raise ProtocolError("the answer has a document type or NUL characters, which no S3 answer has")
     return text
 

@@ -43,6 +43,15 @@ def test_keys_are_decoded_exactly(sent, key, more, etag):
     assert [info.key for info in page.objects] == [key, "z"]
 
 
+def test_each_object_has_its_own_time():
+    """Times stay with their objects, whether others have the same one or not, and a time without a zone is UTC."""
+    day = "2026-11-21T"
+    times = {"a": f"{day}00:00:01Z", "b": f"{day}00:00:00", "c": f"{day}00:00:01Z", "d": f"{day}01:00:00+01:00"}
+    page = xml.parse_list(listing("".join(row(key, time=time) for key, time in times.items())))
+    assert [info.last_modified_s - 1795219200 for info in page.objects] == [1.0, 0.0, 1.0, 0.0]
+    assert page.objects[0].last_modified_s is page.objects[2].last_modified_s
+
+
 def test_prefixes_and_token():
     """Common prefixes are decoded like keys; the token is there exactly if the listing is truncated."""
     more = f"{URL}<NextContinuationToken>a&amp;b+c</NextContinuationToken><Prefix>x</Prefix>"
