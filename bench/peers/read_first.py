@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
-from pathlib import Path
+
+from _serving import serving_bytes
 
 RECORD_BYTES = 100
 
@@ -32,23 +32,6 @@ def read_record(path: str) -> bytes:
         while len(record) < RECORD_BYTES and (piece := file.read(RECORD_BYTES - len(record))):
             record += piece
     return record
-
-
-def serving_bytes() -> int:
-    """Return the proportional memory of the processes that serve this one: those of penstock with the same BENCH_RUN."""
-    found = 0
-    mark = b"BENCH_RUN=" + os.environb[b"BENCH_RUN"]
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) == os.getpid() or b"penstock" not in (folder / "cmdline").read_bytes():
-                continue
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found += (
-                    int(re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)[1]) * 1024
-                )
-        except OSError:
-            continue  # it has ended meanwhile
-    return found
 
 
 def main(how: str, directory: str | None = None) -> None:
