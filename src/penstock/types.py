@@ -182,6 +182,7 @@ class Chunk(NamedTuple):
         data: uint8[n]; its memory is charged to the budget until nothing refers to it, and is then used again.
         last: Whether it ends the request.
         etag: ETag of the version that is being read; None if the store has none.
+        in_file: Whether the bytes lie in the file that the request named, where `data` reads them.
     """
 
     request_index: int
@@ -190,6 +191,7 @@ class Chunk(NamedTuple):
     data: memoryview
     last: bool
     etag: str | None
+    in_file: bool = False
 
     def __repr__(self) -> str:
         end = self.offset_bytes + len(self.data)
@@ -391,6 +393,19 @@ class Landing:
     def length_bytes(self) -> int:
         """Number of bytes that it holds when it is full."""
         return self.end - self.start
+
+    def append(self, piece: Buffer) -> None:
+        """Copy bytes to ``position``, which moves behind them.
+
+        Raises:
+            OverflowError: There are more than fit; those that fit were copied.
+        """
+        fitting = memoryview(piece)[: self.end - self.position]
+        end = self.position + len(fitting)
+        memoryview(self.buffer)[self.position : end] = fitting
+        self.position = end
+        if len(fitting) < len(piece):
+            raise OverflowError(f"the body is longer than its {self.length_bytes} bytes")
 
 
 class GrowingLanding(Landing):

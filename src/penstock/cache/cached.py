@@ -58,6 +58,7 @@ class Cached(Wrapper):
             self._recorder = Recorder(self.config.record_path, self.context.directory.failures)
             weakref.finalize(self, self._recorder.flush)  # also at exit
         self._closed = False
+        self.lands_in_files = False  # what is read is put into the cache, too
         self._is_tidy = False
         self._lock = threading.Lock()
         forks.register(self)

@@ -23,7 +23,8 @@ from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingErr
 from penstock.sizes import format_bytes
 from penstock.store.local import LocalStore
 from penstock.transfer.download import is_downloaded
-from penstock.transfer.moving import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
+from penstock.transfer.moving import StoreReceiver, TransferItem, copy_inside, stream
+from penstock.transfer.receiving import FileReceiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

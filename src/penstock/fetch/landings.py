@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
+from penstock.file_landings import FileLanding
 from penstock.types import Landing
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class LandingAllocator:
         Returns:
             False if the budget lacks the bytes and `force` is false.
         """
-        length = part.length_bytes
+        length, file = part.length_bytes, part.read.item.file
+        if file is not None and length is not None and not self._whole:
+            part.landing = FileLanding(file, part.start, part.start + length)
+            return True
         # One piece of memory for the object, even if this part is small.
         if self._whole and part is not part.read.parts[0]:
             return self._prepare_shared(part, force=force)

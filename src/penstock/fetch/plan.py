@@ -11,6 +11,8 @@ from penstock.types import ByteRange, Key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.file_landings import LandingFile
+
 
 class Cut(NamedTuple):
     """One of the requests that a merged read serves.
@@ -35,6 +37,8 @@ class PlanItem(NamedTuple):
         request_index: Position of the request in the input, from 0.
         cuts: The requests that this read serves, if it was merged from several; else empty.
         last_modified_s: Modification time of the version to read, in seconds since the epoch, if the store has no ETags.
+        file: File that the whole object lands in, each byte at its offset, if the store has ``lands_in_files``, the size is
+            known, and it is read part by part; None for memory.
     """
 
     key: Key
@@ -44,6 +48,7 @@ class PlanItem(NamedTuple):
     request_index: int = 0
     cuts: tuple[Cut, ...] = ()
     last_modified_s: float | None = None
+    file: LandingFile | None = None
 
 
 Request: TypeAlias = Key | tuple[Key, ByteRange | None] | PlanItem

@@ -120,6 +120,11 @@ class ObjectRead:
             return ByteRange(0, size_bytes)
         return wanted.within(size_bytes)
 
+    def release_file(self) -> None:
+        """Refer to the item's file no longer. Requests in flight still do; a read and its parts refer to each other."""
+        if self.item.file is not None:
+            self.item = self.item._replace(file=None)
+
     def pin(self, info: ObjectInfo) -> None:
         """Check an answer against the version that is being read; the first answer sets it.
 

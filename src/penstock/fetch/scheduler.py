@@ -230,14 +230,14 @@ class RequestScheduler:
                 return None
             read = self._reads[0]
             if read.error is not None:
-                self._reads.popleft()
+                self._reads.popleft().release_file()
                 self._undelivered_count -= read.sent_count - read.delivered_count
                 return read, None
             part = read.parts[read.delivered_count]
             read.delivered_count += 1
             self._undelivered_count -= 1
             if read.delivered_count == len(read.parts):
-                self._reads.popleft()
+                self._reads.popleft().release_file()
             return read, part
 
     def wait_finished(self, *, ordered: bool) -> None:
@@ -281,6 +281,7 @@ class RequestScheduler:
             if part.transfer is not None:
                 part.transfer.cancel()
         for read in reads:
+            read.release_file()
             for part in read.parts:
                 if part not in self._sent:
                     self._drop(part)
@@ -620,6 +621,8 @@ class RequestScheduler:
         self._abandon(read)
         if route is None:
             return
+        # Late bytes of the requests that are given up may still reach the file, so the object must not land there again.
+        read.release_file()
         fresh = ObjectRead(read.item._replace(size_bytes=None), read.sequence, route=route)
         self._undelivered_count -= read.sent_count
         self._reads[self._reads.index(read)] = fresh

@@ -42,6 +42,8 @@ class Store(ABC):
     """Whether a page that begins at any key costs only one request, so that a listing may guess where to begin."""
     keeps_headers: bool = False
     """Whether objects have headers, such as a type and user metadata; ``Get`` and ``Head`` then fill ``ObjectInfo.headers``."""
+    lands_in_files: bool = False
+    """Whether a body may land in a file (``FileLanding``), which is then cheaper than memory."""
     keeps_checksums: bool = False
     """Whether the store is asked to keep a checksum of every object that is written in parts."""
 
@@ -255,6 +257,7 @@ class Wrapper(Store):
         self.pages_anywhere = inner.pages_anywhere
         self.keeps_checksums = inner.keeps_checksums
         self.keeps_headers = inner.keeps_headers
+        self.lands_in_files = inner.lands_in_files
 
     def describe(self, key: Key) -> str:
         """Return the URL of `key`, as the store inside does."""

@@ -40,6 +40,7 @@ class Faulty(Wrapper):
         self.ratio = ratio
         self.seed = seed
         self.error = error
+        self.lands_in_files = False  # half a body is received in memory
         self._calls = itertools.count(1)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 from penstock import forks
 from penstock.buffers import small_buffer
 from penstock.config import HedgeConfig
-from penstock.errors import CancelledOperationError
+from penstock.errors import CancelledOperationError, StoreError
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
 from penstock.store.relay import Relay
@@ -306,8 +306,11 @@ class HedgedOperation(Relay):
     def _move(self, completion: Completion, landing: Landing) -> None:
         """Copy what arrived of the second request's body to the caller's landing, where nothing else writes any more."""
         body = completion.body[: landing.end - self.start]
-        landing.position = self.start + len(body)
-        memoryview(landing.buffer)[self.start : landing.position] = body
+        landing.position = self.start
+        try:
+            landing.append(body)
+        except StoreError as error:
+            completion.error = error
         completion.landing = landing
 
 

@@ -52,6 +52,7 @@ class HttpStore(RemoteStore):
         self._query = f"?{parts.query}" if parts.query else ""
         self.transport = transport or TransportConfig()
         self.is_redirected = False
+        self.lands_in_files = parts.scheme == "http"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(HttpStore, transport=self.transport), (self._base_url,)

@@ -19,6 +19,7 @@ from penstock.errors import (
 )
 from penstock.fetch import Budget, ObjectRead, PartRequest, PlanItem, ReadAhead, Request, SingleRead
 from penstock.fetch.plan import as_item
+from penstock.file_landings import FileLanding
 from penstock.store import checksums
 from penstock.tracebacks import boundary
 from penstock.types import Blob, ByteRange, Chunk, Core
@@ -288,12 +289,12 @@ class _Chunks:
         assert part is not None and info is not None and completion is not None  # noqa: PT018 - no error: an answer
         self._delivered = part
         last = read.delivered_count == len(read.parts)
-        data = completion.body
+        data, in_file = completion.body, type(completion.landing) is FileLanding
         part.completion = part.landing = part.buffer = None  # the chunk alone keeps its memory
         if len(read.parts) > 1 and read.item.span is None:
             self._hash(read, info, data, last=last)
         item = read.item
-        return Chunk(item.request_index, item.key, part.start, data, last, info.etag)
+        return Chunk(item.request_index, item.key, part.start, data, last, info.etag, in_file)
 
     def _hash(self, read: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
         if self._hashed_item is not read:

@@ -82,6 +82,9 @@ class S3Store(RemoteStore):
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
         self.keeps_checksums = self.options.upload_checksums
+        self.lands_in_files = endpoint.base_url.startswith(
+            "http:"
+        )  # what arrives encrypted passes through memory anyway
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = (
             None  # one value, because threads share it
         )

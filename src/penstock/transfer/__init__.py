@@ -2,7 +2,6 @@
 
 from penstock.transfer.download import ETAG_ATTRIBUTE, Download, is_downloaded
 from penstock.transfer.moving import (
-    FileReceiver,
     Receiver,
     StoreReceiver,
     TransferItem,
@@ -10,9 +9,11 @@ from penstock.transfer.moving import (
     copy_inside,
     stream,
 )
+from penstock.transfer.receiving import Decoder, FileReceiver
 
 __all__ = [
     "ETAG_ATTRIBUTE",
+    "Decoder",
     "Download",
     "FileReceiver",
     "Receiver",

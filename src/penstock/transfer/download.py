@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
+from penstock.file_landings import LandingFile
 from penstock.locks import try_lock_file
 from penstock.private import open_private
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
@@ -64,7 +65,7 @@ class Download:
     def _open_locked(self) -> int:
         """Open the temporary file and lock it."""
         while True:
-            fd = open_private(self.temporary, os.O_WRONLY | os.O_CREAT, 0o666)
+            fd = open_private(self.temporary, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 if not try_lock_file(fd):
                     os.close(fd)
@@ -85,11 +86,19 @@ class Download:
             error.filename = str(self.path)  # the system knows only the descriptor
             raise
 
+    def landing_file(self) -> LandingFile:
+        """Return the file for bodies that land in it; ``note_landed`` counts them."""
+        return LandingFile(self._fd, self.path)
+
+    def note_landed(self, size_bytes: int) -> None:
+        """Count bytes that landed in the file."""
+        self.size_bytes += size_bytes
+
     def commit(self) -> None:
         """Rename the file to its target.
 
         Raises:
-            StoreError: The file does not have the object's size.
+            StoreError: The file does not have the object's size, or there is a directory in its place by now.
         """
         if self.size_bytes != self.info.size_bytes:
             raise StoreError(f"{self.path}: {self.size_bytes} bytes arrived, but {self.info.size_bytes} were listed")
@@ -98,7 +107,11 @@ class Download:
                 os.setxattr(self._fd, ETAG_ATTRIBUTE, self.info.etag.encode())
         if self.info.last_modified_s is not None:
             os.utime(self._fd, (self.info.last_modified_s, self.info.last_modified_s))
-        self.temporary.replace(self.path)
+        try:
+            self.temporary.replace(self.path)
+        except IsADirectoryError:
+            refuse_special(self.path)
+            raise
         os.close(self._fd)
 
     def abort(self) -> None:

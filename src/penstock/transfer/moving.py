@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, StoreError
 from penstock.fetch import PlanItem
+from penstock.file_landings import LandingFileError
 from penstock.store.inflight import InFlight
-from penstock.transfer.download import FATAL, Download
+from penstock.transfer.download import FATAL
 from penstock.types import Copy, Put
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.fetch import Chunk
+    from penstock.file_landings import LandingFile
     from penstock.store.base import Store
     from penstock.store.writing import Writer
     from penstock.types import Key, ObjectInfo, Operation
@@ -72,6 +74,12 @@ class TransferListener(Protocol):
 class Receiver(Protocol):
     """Takes the chunks of objects, in order."""
 
+    def prepare(self, item: TransferItem) -> LandingFile | None:
+        """Return the file that `item`, which is requested next, may land in; None for memory.
+
+        If it does land there, its chunks are ``in_file``.
+        """
+
     def receive(self, item: TransferItem, chunk: Chunk) -> None:
         """Take the next chunk of `item`; the last one completes the object, or starts its last write."""
 
@@ -89,7 +97,7 @@ def stream(source: Store, items: Iterator[TransferItem], receiver: Receiver, lis
         StoreError: The listing failed, credentials or bucket are wrong, or ``FAILURES_MAX`` objects in a row failed.
         OSError: This machine failed, for example because its disk is full.
     """
-    queue = _ItemQueue(items)
+    queue = _ItemQueue(items, receiver if source.lands_in_files else None)
     failures = 0
     while True:
         try:
@@ -120,8 +128,9 @@ def _concerns_one_object(error: Exception) -> bool:
 class _ItemQueue:
     """Items in order. Those that were requested but not delivered can be requested again."""
 
-    def __init__(self, items: Iterator[TransferItem]) -> None:
+    def __init__(self, items: Iterator[TransferItem], receiver: Receiver | None) -> None:
         self._items = items
+        self._receiver = receiver  # None if no object can land in a file
         self.waiting: deque[TransferItem] = deque()
         self.listing_error: StoreError | None = None
 
@@ -129,16 +138,24 @@ class _ItemQueue:
         """Yield requests for the waiting items, then for new ones; the store consumes them ahead of delivery."""
         for item in list(self.waiting):
             if item.info.size_bytes:
-                yield _as_listed(item.info)
+                yield self._request(item)
         while (more := self._next()) is not None:
             self.waiting.append(more)
             if more.info.size_bytes:
-                yield _as_listed(more.info)
+                yield self._request(more)
+
+    def _request(self, item: TransferItem) -> PlanItem:
+        """Return a request for the listed version: no further request asks for the version, and a cache may have it."""
+        file = self._receiver.prepare(item) if self._receiver is not None else None
+        return PlanItem(item.info.key, etag=item.info.etag, size_bytes=item.info.size_bytes, file=file)
 
     def remove_failed(self, source: Store, error: Exception) -> TransferItem:
         """Remove and return the item that `error` names, or the first one if it names none."""
-        url = error.url if isinstance(error, StoreError) else None
-        found = next((item for item in self.waiting if source.describe(item.info.key) == url), self.waiting[0])
+        if isinstance(error, StoreError):
+            named = (item for item in self.waiting if source.describe(item.info.key) == error.url)
+        else:
+            named = (item for item in self.waiting if str(item.path) == getattr(error, "filename", None))
+        found = next(named, self.waiting[0])
         self.waiting.remove(found)
         return found
 
@@ -150,16 +167,11 @@ class _ItemQueue:
             return None
 
 
-def _as_listed(info: ObjectInfo) -> PlanItem:
-    """Return a request for the listed version: no further request asks for the version, and a cache may have it."""
-    return PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes)
-
-
 def _move_until_error(
     source: Store, queue: _ItemQueue, receiver: Receiver, listener: TransferListener
 ) -> Iterator[TransferItem | None]:
     """Move the items of `queue` until one fails; yield each finished item, and None after other chunks."""
-    for chunk in source.read_parts(queue.requests()):
+    for chunk in _chunks(source, queue):
         yield from _move_empty(queue, receiver)
         item = queue.waiting[0]
         if chunk.last:  # a store that transforms objects while they are read may have listed another size
@@ -173,51 +185,23 @@ def _move_until_error(
     yield from _move_empty(queue, receiver)
 
 
+def _chunks(source: Store, queue: _ItemQueue) -> Iterator[Chunk]:
+    """Yield the chunks of the waiting items.
+
+    Raises:
+        OSError: A file in which an object lands cannot be written.
+    """
+    try:
+        yield from source.read_parts(queue.requests())
+    except LandingFileError as error:
+        raise (error.__cause__ or error) from None
+
+
 def _move_empty(queue: _ItemQueue, receiver: Receiver) -> Iterator[TransferItem]:
     """Move the objects of 0 bytes at the head of the queue, which are never requested."""
     while queue.waiting and not queue.waiting[0].info.size_bytes:
         receiver.receive_empty(queue.waiting[0])
         yield queue.waiting.popleft()
-
-
-class FileReceiver:
-    """Writes objects to files."""
-
-    def __init__(self, listener: TransferListener) -> None:
-        self._listener = listener
-        self._download: Download | None = None
-
-    def receive(self, item: TransferItem, chunk: Chunk) -> None:
-        """Take the next chunk; see ``Receiver.receive``."""
-        if self._download is None:
-            assert item.path is not None
-            self._download = Download(item.path, item.info)
-        self._download.write(chunk.data)
-        if chunk.last:
-            self._commit(item)
-
-    def receive_empty(self, item: TransferItem) -> None:
-        """Make an empty file; a key that ends with a slash, as consoles make for folders, becomes a directory."""
-        assert item.path is not None
-        if item.info.key.endswith("/"):
-            item.path.mkdir(parents=True, exist_ok=True)
-            self._listener.moved(item)
-        else:
-            self._download = Download(item.path, item.info)
-            self._commit(item)
-
-    def abort(self) -> None:
-        """Drop the file that is being written."""
-        download, self._download = self._download, None
-        if download is not None:
-            download.abort()
-
-    def _commit(self, item: TransferItem) -> None:
-        assert self._download is not None
-        self._download.info = item.info
-        self._download.commit()
-        self._download = None
-        self._listener.moved(item)
 
 
 class StoreReceiver:
@@ -227,6 +211,9 @@ class StoreReceiver:
         self._target = target
         self._writes = _Writes(target, listener)
         self._writer: Writer | None = None
+
+    def prepare(self, item: TransferItem) -> None:
+        """Return None: bodies are sent from memory; see ``Receiver.prepare``."""
 
     def receive(self, item: TransferItem, chunk: Chunk) -> None:
         """Take the next chunk; see ``Receiver.receive``."""

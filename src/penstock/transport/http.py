@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.buffers import bytes_buffer
 from penstock.config import MIB
 from penstock.errors import ProtocolError, StoreError
+from penstock.file_landings import FileLanding
 from penstock.transport.head import parse_head
 from penstock.types import GrowingLanding, Landing
 
@@ -178,10 +179,10 @@ class HttpTransfer:
     """An exchange that was submitted: a ``types.Transfer``."""
 
     __slots__ = (
+        "_appended",
         "_body_view",
         "_error_bytes",
         "_error_pieces",
-        "_growing",
         "_loop",
         "_refused",
         "carrier",
@@ -223,9 +224,7 @@ class HttpTransfer:
         self.watch_bytes = -1
         self.watch_s = 0.0
         self._body_view: memoryview | None = None
-        self._growing: GrowingLanding | None = (
-            None  # instead of the view, because nothing may refer to memory that grows
-        )
+        self._appended: Landing | None = None  # instead of the view: a file, or memory that grows
         self.direct: mmap.mmap | None = None  # if set, the body goes to its `write`, and its file position counts
         self._error_pieces: list[bytes] | None = None
         self._error_bytes = 0
@@ -254,8 +253,8 @@ class HttpTransfer:
                 self._error_pieces.append(piece)
                 self._error_bytes += len(piece)
                 return None if self._error_bytes <= _ERROR_BYTES_MAX else 0
-            if self._growing is not None:
-                return self._append(self._growing, piece)
+            if self._appended is not None:
+                return self._append(self._appended, piece)
             has_place = self._begin_body()
             return self.take(piece) if has_place or self._error_pieces is not None else 0
         landing = self.landing
@@ -271,7 +270,7 @@ class HttpTransfer:
         landing.position = end
         return None
 
-    def _append(self, landing: GrowingLanding, piece: bytes) -> int | None:
+    def _append(self, landing: Landing, piece: bytes) -> int | None:
         try:
             landing.append(piece)
         except MemoryError:
@@ -285,6 +284,10 @@ class HttpTransfer:
     def take_document(self, document: bytes) -> None:
         """Take an error document that went straight into the landing."""
         self._error_pieces = [document]
+
+    def refuse(self, error: StoreError) -> None:
+        """Note why the rest of the body cannot be taken."""
+        self._refused = error
 
     def overflow(self) -> None:
         """Note that the body is longer than its landing."""
@@ -304,8 +307,8 @@ class HttpTransfer:
         landing = self.place(int(length) if known else None)
         if landing is None:
             return False
-        if isinstance(landing, GrowingLanding):
-            self._growing = landing
+        if isinstance(landing, GrowingLanding | FileLanding):
+            self._appended = landing
         else:
             self._body_view = memoryview(landing.buffer)
         return True
@@ -372,7 +375,7 @@ class HttpTransfer:
         if landing is not None:
             answer.received_bytes = landing.position - self.initial_position
         answer.landing = landing
-        self.landing = self._body_view = self._growing = self.direct = None
+        self.landing = self._body_view = self._appended = self.direct = None
         return answer
 
 

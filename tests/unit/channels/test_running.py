@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -39,6 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.delenv("SAGEMAKER_BASE_DIR", raising=False)
     return tmp_path
+
+
+def test_a_base_directory_that_is_made_is_private(folder: Path) -> None:
+    """Others may not look into a base directory that the run made; one that was there keeps its mode."""
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o755)
+    for name in ("parent/made", "open"):
+        ps.channels.run(["true"], inputs={"train": str(folder / "data")}, base=folder / name)
+    assert [stat.S_IMODE((folder / name).stat().st_mode) for name in ("parent/made", "open")] == [0o700, 0o755]
 
 
 def test_run(folder: Path, nothing_left: Callable[[], AbstractContextManager[None]]) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
 from penstock.channels.entries import objects_of
-from penstock.channels.file.inflating import InflatingReceiver, is_inflated
 from penstock.channels.file.linking import link_file
+from penstock.channels.inflating import Inflating
 from penstock.errors import ConfigError, StoreError
 from penstock.sizes import format_bytes
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
-from penstock.transfer import FileReceiver, TransferItem, is_downloaded, stream
+from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_downloaded, stream
 from penstock.types import Head, ObjectInfo
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def open_file_channel(
     listener = _Listener(channel, progress)
     if progress is not None:
         progress.planned(channel, len(missing), size_bytes)
-    receiver = FileReceiver(listener) if channel.compression == "None" else InflatingReceiver(listener)
-    stream(entries.store, iter(missing), receiver, listener)
+    decoder = None if channel.compression == "None" else _inflating
+    stream(entries.store, iter(missing), FileReceiver(listener, decoder=decoder), listener)
     listener.raise_failure()
     if root != path:
         for item in items:
@@ -158,7 +158,24 @@ def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
 
 def _is_there(channel: InputChannel, item: TransferItem) -> bool:
     assert item.path is not None
-    return (is_downloaded if channel.compression == "None" else is_inflated)(item.path, item.info)
+    return (is_downloaded if channel.compression == "None" else _is_inflated)(item.path, item.info)
+
+
+def _is_inflated(path: Path, info: ObjectInfo) -> bool:
+    """Return whether `path` is the inflated file of this version of the object.
+
+    Without the size, the ETag must be known. A file of the object's own size is taken for one that was not inflated.
+    """
+    try:
+        size_bytes, etag = path.stat().st_size, os.getxattr(path, ETAG_ATTRIBUTE)
+    except OSError:
+        return False
+    is_other_size = size_bytes != info.size_bytes
+    return bool(etag) and is_other_size and is_downloaded(path, info._replace(size_bytes=size_bytes))
+
+
+def _inflating(item: TransferItem) -> Inflating:
+    return Inflating(item.info.key)
 
 
 def _folder_of(channel: InputChannel) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import ConfigError, CorruptShardError, DataError
-from penstock.formats.compression import Gunzip
+from penstock.channels.inflating import Inflating
+from penstock.errors import ConfigError
 from penstock.formats.recordio import MAGIC, PART_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -71,17 +71,10 @@ class InflatedContent(PlainContent):
             CorruptShardError: The object is not gzip, or is cut off.
         """
         del size_bytes
-        gunzip = Gunzip()
-        try:
-            for piece in pieces:
-                yield from gunzip.pieces(memoryview(piece))
-            gunzip.end()
-        except ValueError as error:
-            if isinstance(error, DataError):
-                raise
-            raise CorruptShardError(
-                str(error), shard=url, hint="compression=Gzip is for objects that gzip wrote"
-            ) from None
+        inflating = Inflating(url)
+        for piece in pieces:
+            yield from inflating.pieces(piece)
+        inflating.end()
 
 
 class RecordContent:

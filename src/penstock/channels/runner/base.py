@@ -22,7 +22,8 @@ class BaseDirectory:
     """The base directory of a run, which no other run uses at the same time. A context manager that cleans it.
 
     Args:
-        path: The directory; None makes a private one among the temporary files, which ``close`` removes unless it has results.
+        path: The directory; one that is made is private to this user. None makes one among the temporary files, which
+            ``close`` removes unless it has results.
 
     Attributes:
         layout: The paths in it.
@@ -40,7 +41,7 @@ class BaseDirectory:
         # Another run may look for abandoned directories at this moment: a private one gets its lock's name when it is locked.
         lock = base / (f"{LOCK_NAME}.new" if self.is_private else LOCK_NAME)
         try:
-            base.mkdir(parents=True, exist_ok=True)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
