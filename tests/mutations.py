@@ -53,6 +53,14 @@ MUTATIONS = (
         tests=("integration/test_transport_hostile.py::test_an_answer_cut_anywhere_is_an_error",),
     ),
     Mutation(
+        contract="no file is short after a connection ended",
+        path="transport/plain.py",
+        function="PlainPool._on_file",
+        old="            self._fail(connection, pycurl.E_PARTIAL_FILE, what)\n",
+        new="            self._finish(connection)\n",
+        tests=("integration/test_file_landings.py::test_any_fault_gives_right_bytes_or_an_error",),
+    ),
+    Mutation(
         contract="no short read is returned from a body in chunks",
         path="store/exchange.py",
         function="Exchange._fill_get",

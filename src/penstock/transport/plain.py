@@ -319,7 +319,8 @@ class PlainPool:
             self._broken(connection, pycurl.E_RECV_ERROR, error)
             return
         if not got:
-            self._fail(connection, pycurl.E_PARTIAL_FILE, f"the connection closed with {connection.left} bytes to come")
+            what = f"the connection closed with {connection.left} bytes to come"
+            self._fail(connection, pycurl.E_PARTIAL_FILE, what)
             return
         connection.left -= got
         if not connection.left:
