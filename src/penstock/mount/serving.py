@@ -22,6 +22,7 @@ from penstock.mount.fuse.session import FuseSession
 from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.manifest import ManifestStore, manifest_objects
 from penstock.mount.reading.files import StoreFiles
+from penstock.mount.session_thread import serving_of
 from penstock.redaction import public_url
 from penstock.store.waiting import perform
 from penstock.types import ListPage
@@ -67,7 +68,8 @@ class MountServer:
         ConfigError: The configuration or the system does not permit the mount.
         StoreError: The store refuses to list what is to be mounted, or cannot be reached.
 
-    Cost: a thread for the kernel's requests, besides those of the store; one request to see that the store answers.
+    Cost: one request to see that the store answers; a thread for the kernel's requests, unless the store is read over plain
+        HTTP: then the thread of that event loop answers them.
     """
 
     def __init__(self, config: MountConfig) -> None:
@@ -90,12 +92,13 @@ class MountServer:
             self._failure: BaseException | None = None
             self._lock = threading.Lock()
             self._on_end: Callable[[], object] | None = None
-            self._thread = threading.Thread(target=self._run, name="penstock-mount", daemon=True)
             self._ended = threading.Event()
-            self._thread.start()
+            self._serving = serving_of(self._session, store)
+            self._serving.start(self._has_ended)
             if not self._session.wait_ready(READY_S_MAX):
                 self._session.stop()
-                self._thread.join()
+                self._ended.wait()
+                self._serving.join()
                 if self._failure is not None:
                     raise self._failure
                 raise UnavailableError(f"the kernel did not answer within {READY_S_MAX:.0f} s")
@@ -110,16 +113,12 @@ class MountServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
-        try:
-            self._session.run()
-        except BaseException as failure:
-            self._failure = failure
-        finally:
-            with self._lock:
-                self._ended.set()
-                if self._on_end is not None:
-                    self._on_end()
+    def _has_ended(self, failure: BaseException | None) -> None:
+        self._failure = failure
+        with self._lock:
+            self._ended.set()
+            if self._on_end is not None:
+                self._on_end()
 
     def when_ended(self, then: Callable[[], object] | None) -> None:
         """Have `then` called when the file system was unmounted, at once if it is; None takes it back."""
@@ -142,7 +141,8 @@ class MountServer:
             self._mounted.unmount()
             self._ended.wait(self._drain_s_max)
         self._session.stop()
-        self._thread.join()
+        self._ended.wait()
+        self._serving.join()
         self._resources.close()
         if self._failure is not None:
             raise self._failure

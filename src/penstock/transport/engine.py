@@ -17,7 +17,7 @@ from penstock.config import TransportConfig, cores_count
 from penstock.errors import UnavailableError
 from penstock.libcurl import pycurl
 from penstock.transport.http import DESCRIPTORS_HINT
-from penstock.transport.loop import EventLoop, Timer
+from penstock.transport.loop import EventLoop, Timer, WatchedDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,24 @@ class Engine:
         with self._lock:
             loops = next(iter(self._loops.values()), None)
         return (loops[0] if loops else self._loop(None, tls=False)).call_later(delay_s, call)
+
+    def add_reader(
+        self,
+        descriptor: int,
+        *,
+        on_readable: Callable[[], object],
+        on_loop_end: Callable[[bool], object],
+        config: TransportConfig | None = None,
+    ) -> WatchedDescriptor:
+        """Have a loop call `on_readable` as long as a descriptor is readable; see ``EventLoop.add_reader``.
+
+        Args:
+            descriptor: The descriptor.
+            on_readable: Called on the loop's thread.
+            on_loop_end: Called at the end of the loop, with whether a defect in a callback has ended it.
+            config: Configuration of the requests whose loop is to be used.
+        """
+        return self._loop(config, tls=False).add_reader(descriptor, on_readable=on_readable, on_loop_end=on_loop_end)
 
     def close(self) -> None:
         """End every transfer with ``ClosedStoreError``, and leave no thread, socket or descriptor; the next use starts anew."""

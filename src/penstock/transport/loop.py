@@ -3,6 +3,9 @@
 Submissions arrive in a deque, and an eventfd is written only while the loop sleeps. The loop enforces deadlines itself: a
 watchdog checks all transfers twice a second, which is cheaper than libcurl's speed check per transfer, and tells a late first
 byte from a stalled body.
+
+A part of the process that also waits for a descriptor can have it watched here, so that its work and that of the requests that
+it sends take place on one thread: threads of one interpreter that wake each other up lose more time than they gain.
 """
 
 from __future__ import annotations
@@ -61,6 +64,39 @@ class Timer:
         self.cancelled = True
 
 
+class WatchedDescriptor:
+    """A descriptor of somebody else that an event loop watches; ``EventLoop.add_reader`` makes it.
+
+    Attributes:
+        descriptor: The descriptor.
+        on_readable: Called as long as it is readable.
+        on_loop_end: Called when the loop ends, with whether a defect in a callback has ended it.
+    """
+
+    __slots__ = ("_loop", "descriptor", "on_loop_end", "on_readable")
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        descriptor: int,
+        *,
+        on_readable: Callable[[], object],
+        on_loop_end: Callable[[bool], object],
+    ) -> None:
+        self._loop = loop
+        self.descriptor = descriptor
+        self.on_readable = on_readable
+        self.on_loop_end = on_loop_end
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Run `call` on the thread of the same loop after `delay_s` seconds."""
+        return self._loop.call_later(delay_s, call)
+
+    def remove(self) -> None:
+        """Watch it no longer; nothing is called afterwards. Call it on the loop's thread, before the descriptor is closed."""
+        self._loop.remove_reader(self)
+
+
 class EventLoop:
     """One thread, one libcurl multi handle, one connection pool.
 
@@ -77,6 +113,7 @@ class EventLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._active: dict[HttpTransfer, None] = {}  # an ordered set
+        self._readers: dict[int, WatchedDescriptor] = {}
         self._sockets: dict[int, int] = {}  # descriptor to inode, so that a reused number is noticed
         self._sleeping = False
         self._closing = False
@@ -118,6 +155,22 @@ class EventLoop:
         timer = Timer(time.monotonic() + delay_s, call)
         self._enqueue(lambda: heapq.heappush(self._timers, (timer.when_s, next(self._sequence), timer)))
         return timer
+
+    def add_reader(
+        self, descriptor: int, *, on_readable: Callable[[], object], on_loop_end: Callable[[bool], object]
+    ) -> WatchedDescriptor:
+        """Call `on_readable` on the loop's thread as long as a descriptor is readable.
+
+        Args:
+            descriptor: Descriptor that epoll can watch and that is in non-blocking mode. The caller closes it, after
+                ``WatchedDescriptor.remove``.
+            on_readable: Must return soon. If it raises, the loop ends, like after any other callback.
+            on_loop_end: Called on the loop's thread at its end, unless the descriptor was removed before, with whether a defect
+                in a callback has ended the loop: another loop then goes on in its place.
+        """
+        watched = WatchedDescriptor(self, descriptor, on_readable=on_readable, on_loop_end=on_loop_end)
+        self._enqueue(lambda: self._begin_watching(watched))
+        return watched
 
     def _enqueue(self, item: HttpTransfer | Callable[[], None]) -> None:
         self._incoming.append(item)
@@ -196,7 +249,7 @@ class EventLoop:
 
     def _turn(self) -> None:
         poll = self._epoll.poll
-        plain, curl = self._plain.connections, self._curl
+        plain, curl, readers = self._plain.connections, self._curl, self._readers
         watch_due_s = 0.0
         while not self._closing:
             self._start_incoming()
@@ -207,6 +260,8 @@ class EventLoop:
                 connection = plain.get(fd)
                 if connection is not None:
                     connection.on_ready(connection)
+                elif fd in readers:
+                    readers[fd].on_readable()
                 elif fd == self._waker:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._waker)
@@ -331,6 +386,20 @@ class EventLoop:
         self._sockets[fd] = os.fstat(fd).st_ino
         return 0  # CURL_SOCKOPT_OK
 
+    def _begin_watching(self, watched: WatchedDescriptor) -> None:
+        if self._ended:
+            watched.on_loop_end(self._why[0] == DEFECT)
+            return
+        self._epoll.register(watched.descriptor, select.EPOLLIN)
+        self._readers[watched.descriptor] = watched
+
+    def remove_reader(self, watched: WatchedDescriptor) -> None:
+        """Watch a descriptor no longer; see ``WatchedDescriptor.remove``."""
+        if self._readers.get(watched.descriptor) is watched:
+            del self._readers[watched.descriptor]
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(watched.descriptor)
+
     def _run_timers(self, now_s: float) -> None:
         while self._timers and self._timers[0][0] <= now_s:
             _, _, timer = heapq.heappop(self._timers)
@@ -350,6 +419,7 @@ class EventLoop:
         self._pending.clear()
         self._ended = True  # from now on, a submitting thread ends its own exchange
         self._drain_closed()
+        self._end_watching()
         self._plain.close()
         self._curl.close()
         self._epoll.close()
@@ -357,8 +427,13 @@ class EventLoop:
             waker, self._waker = self._waker, -1
         os.close(waker)
 
+    def _end_watching(self) -> None:
+        for watched in list(self._readers.values()):
+            self.remove_reader(watched)
+            self._call_safely(watched.on_loop_end, self._why[0] == DEFECT)
+
     @staticmethod
-    def _call_safely(call: Callable[..., None], *args: Any) -> None:
+    def _call_safely(call: Callable[..., object], *args: Any) -> None:
         """Call a sink at the end of the loop; a defect in one of them must not keep the others from hearing."""
         try:
             call(*args)

@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.config import cores_count
-from penstock.store.base import innermost
-from penstock.store.s3 import S3Store
+from penstock.store.carriers import is_read_by_tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 _ALLOWED = sorted(os.sched_getaffinity(0))  # when the process started
-
-
-def is_read_by_tls(store: Store) -> bool:
-    """Whether what is read of a store arrives encrypted."""
-    core = innermost(store)
-    url = core.endpoint.base_url if isinstance(core, S3Store) else core.describe("")
-    return str(url).startswith("https:")
 
 
 def stays_on_one_processor(affinity: str, stores: Iterable[Store]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import struct
 import threading
 from contextlib import suppress
@@ -22,7 +21,6 @@ from penstock.mount.fuse.interrupts import InterruptedRequests
 from penstock.mount.fuse.protocol import (
     BACKING_CLOSE,
     BACKING_OPEN,
-    BUFFER_BYTES,
     EPOCH_MINOR_MIN,
     MAJOR,
     MINOR_MAX,
@@ -32,12 +30,14 @@ from penstock.mount.fuse.protocol import (
     Notification,
     Operation,
 )
+from penstock.mount.fuse.turns import LoopTurns, RequestReader, ThreadTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.mount.contracts import FileSystem
     from penstock.mount.fuse.requests import InitRequest, InterruptRequest, RequestHeader
+    from penstock.mount.fuse.turns import AddReader
 
 _WANTED = (
     Feature.ASYNC_READ
@@ -94,11 +94,11 @@ class FuseStatistics:
 
 
 class FuseSession:
-    """One mounted file system: a thread calls ``run``, which returns when the file system is unmounted.
+    """One mounted file system: a thread calls ``run``, which returns when the file system is unmounted, or ``start_on``.
 
     Args:
         descriptor: Open ``/dev/fuse`` that was mounted; the session closes it.
-        file_system: Answers the requests. Its methods are called by the thread of ``run``.
+        file_system: Answers the requests. Its methods are called by the thread of ``run``, or by that of the event loop.
         config: Limits and options that are agreed on with the kernel.
 
     Cost: no thread of its own; a buffer of 128 KiB and two descriptors.
@@ -110,15 +110,17 @@ class FuseSession:
         self._file_system = file_system
         self._config = config or FuseConfig()
         self._outbox = Outbox(self._device)
-        self._interrupted = InterruptedRequests(self._outbox)
         self._dispatcher = Dispatcher(file_system, self._outbox)
+        self._interrupted = InterruptedRequests(self._outbox)
+        self._requests = RequestReader(self._device, self._dispatcher, self._interrupted)
         self._dispatcher.handlers[Operation.INIT] = self._init
         self._dispatcher.handlers[Operation.INTERRUPT] = self._interrupt
         self._minor: int | None = None
         self._features = 0
         self._ready = threading.Event()
         self._lock = threading.RLock()  # a signal's handler may call stop() while this thread holds it
-        self._is_stopping = self._is_running = self._has_ended = False
+        self._turns: LoopTurns | None = None
+        self._is_running = self._has_ended = False
         self._failure: ConfigError | None = None
         forks.register(self)
 
@@ -130,23 +132,54 @@ class FuseSession:
             ClosedError: The session has ended already.
             OSError: ``/dev/fuse`` cannot be read.
         """
-        with self._lock:
-            if self._is_running or self._has_ended:
-                raise ClosedError("a session can run only once")
-            self._is_running = True
+        self._begin()
         try:
-            self._answer_all()
+            ThreadTurns(self._requests, self._wake).run()
         finally:
             self._end()
         if self._failure is not None:
             raise self._failure
 
+    def start_on(self, add_reader: AddReader, *, ended: Callable[[Exception | None], object]) -> None:
+        """Answer requests on the thread of an event loop until the file system is unmounted, or ``stop`` is called.
+
+        Args:
+            add_reader: Has the loop watch a descriptor; see ``penstock.transport.engine.add_reader``.
+            ended: Called on the loop's thread after the file system was closed, with what ``run`` would have raised.
+
+        Raises:
+            ClosedError: The session has ended already, or runs.
+        """
+        self._begin()
+
+        def end(failure: Exception | None) -> None:
+            try:
+                self._end()
+            except Exception as error:
+                failure = failure or error
+            ended(failure or self._failure)
+
+        with self._lock:
+            turns = self._turns = LoopTurns(self._requests, add_reader=add_reader, end=end)
+        turns.start()
+        if self._requests.is_stopping:
+            turns.stop()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._is_running or self._has_ended:
+                raise ClosedError("a session can run only once")
+            self._is_running = True
+
     def stop(self) -> None:
         """Have ``run`` return soon. Programs that use the mount get ``ENOTCONN``; unmount first if they should not."""
         with self._lock:
-            self._is_stopping = True
+            self._requests.is_stopping = True
             if not self._has_ended:
                 os.eventfd_write(self._wake, 1)
+            turns = self._turns
+        if turns is not None:
+            turns.stop()
 
     def close(self) -> None:
         """Stop, and drop everything if ``run`` was never called; otherwise ``run`` does so. Idempotent."""
@@ -209,7 +242,7 @@ class FuseSession:
     def after_fork_in_child(self) -> None:
         """Close the connection in a forked child: the mount must end with the process that serves it."""
         self._lock = threading.RLock()
-        self._is_stopping = self._has_ended = True
+        self._requests.is_stopping = self._has_ended = True
         self._outbox.abandon_all()
         self._device.close()
 
@@ -220,32 +253,13 @@ class FuseSession:
             if error.errno != errno.ENOENT and error.errno not in GONE:  # ENOENT: the kernel does not know the node
                 raise
 
-    def _answer_all(self) -> None:
-        buffer = bytearray(BUFFER_BYTES)
-        buffers, view = [buffer], memoryview(buffer)
-        poll = select.poll()
-        poll.register(self._device.fileno(), select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        read, dispatch, interrupted = self._device.read, self._dispatcher.dispatch, self._interrupted
-        while not self._is_stopping:
-            poll.poll(interrupted.wait_ms)
-            try:
-                length_bytes = read(buffers)
-            except OSError as error:
-                if error.errno in GONE:
-                    return
-                raise
-            if length_bytes:
-                dispatch(view[:length_bytes])
-            if interrupted.is_due:
-                interrupted.check()
-
     def _end(self) -> None:
         with self._lock:
             self._has_ended = True
         self._outbox.abandon_all()
         self._device.close()
         os.close(self._wake)
+        self._turns = None
         self._dispatcher.handlers.clear()  # they refer to this object, and would keep its descriptor until a garbage collection
         self._ready.set()
         self._file_system.close()
@@ -256,7 +270,7 @@ class FuseSession:
             return
         if (body.major, body.minor) < (MAJOR, MINOR_MIN):
             self._device.write([replies.error(header.unique, errno.EPROTO)])
-            self._is_stopping = True
+            self._requests.is_stopping = True
             self._failure = ConfigError(
                 f"the kernel speaks FUSE {body.major}.{body.minor}, and a mount needs {MAJOR}.{MINOR_MIN}",
                 hint="use Linux 5.4 or newer",

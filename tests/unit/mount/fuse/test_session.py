@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.mount.contracts import ROOT_INODE, Attributes, Reply
 from penstock.mount.fuse.protocol import MODIFYING, WITHOUT_REPLY, Operation
 from penstock.mount.fuse.session import FuseConfig, FuseSession
+from penstock.transport.loop import EventLoop, WatchedDescriptor
 from servers.memory_file_system import MemoryFileSystem
 
 ANSWER_S_MAX = 20
@@ -24,21 +25,37 @@ INIT_BODY = struct.pack("=IIII", 7, 45, 131072, 0xFFFF_FFFF) + struct.pack("=I44
 
 
 class KernelStandIn:
-    """The other end of the device: sends requests, and receives replies."""
+    """The other end of the device: sends requests, and receives replies. A thread of its own serves the session, or a loop."""
 
-    def __init__(self, file_system: MemoryFileSystem, config: FuseConfig | None = None) -> None:
+    def __init__(
+        self,
+        file_system: MemoryFileSystem,
+        config: FuseConfig | None = None,
+        *,
+        loop: EventLoop | SuccessiveLoops | None = None,
+    ) -> None:
         self.socket, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(ANSWER_S_MAX)
         self.session = FuseSession(device.detach(), file_system, config=config)
         self.failure: Exception | None = None
+        self.has_ended = threading.Event()
         self.thread = threading.Thread(target=self._run)
-        self.thread.start()
+        if loop is None:
+            self.thread.start()
+        else:
+            self.session.start_on(loop.add_reader, ended=self._end)
 
     def _run(self) -> None:
         try:
             self.session.run()
         except Exception as error:
-            self.failure = error
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _end(self, failure: Exception | None) -> None:
+        self.failure = failure
+        self.has_ended.set()
 
     def send(self, operation: int, body: bytes = b"", *, inode: int = ROOT_INODE, unique: int = 2) -> None:
         """Send a request."""
@@ -62,9 +79,39 @@ class KernelStandIn:
     def close(self) -> None:
         """End the session."""
         self.session.close()
-        self.thread.join(ANSWER_S_MAX)
+        assert self.has_ended.wait(ANSWER_S_MAX)
+        if self.thread.ident is not None:
+            self.thread.join(ANSWER_S_MAX)
         self.socket.close()
         assert not self.thread.is_alive()
+
+
+class SuccessiveLoops:
+    """Gives each call of ``add_reader`` to the next loop, as the engine does after a defect."""
+
+    def __init__(self, *loops: EventLoop) -> None:
+        self._loops = list(loops)
+        self.has_moved = threading.Event()
+
+    def add_reader(
+        self, descriptor: int, *, on_readable: Callable[[], object], on_loop_end: Callable[[bool], object]
+    ) -> WatchedDescriptor:
+        """Have the next loop watch a descriptor."""
+        loop = self._loops.pop(0)
+        if not self._loops:
+            self.has_moved.set()
+        return loop.add_reader(descriptor, on_readable=on_readable, on_loop_end=on_loop_end)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    """An event loop that runs."""
+    running = EventLoop(connections_max=4, name="penstock-test-loop")
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 @pytest.fixture
@@ -73,10 +120,10 @@ def file_system() -> MemoryFileSystem:
     return MemoryFileSystem({"small": b"content", "hangs": b"content", "raises": b"", "twice": b"content"})
 
 
-@pytest.fixture
-def kernel(file_system: MemoryFileSystem) -> Iterator[KernelStandIn]:
-    """A session whose kernel has not said anything yet."""
-    stand_in = KernelStandIn(file_system)
+@pytest.fixture(params=["thread", "loop"])
+def kernel(request: pytest.FixtureRequest, file_system: MemoryFileSystem) -> Iterator[KernelStandIn]:
+    """A session whose kernel has not said anything yet, served in both ways."""
+    stand_in = KernelStandIn(file_system, loop=request.getfixturevalue("loop") if request.param == "loop" else None)
     try:
         yield stand_in
     finally:
@@ -124,7 +171,7 @@ def test_an_old_kernel_is_refused(file_system: MemoryFileSystem, version: tuple[
     """The session ends with an error that names the version and the remedy."""
     kernel = KernelStandIn(file_system)
     assert kernel.ask(Operation.INIT, struct.pack("=IIII", *version, 0, 0)) == (errno.EPROTO, b"")
-    kernel.thread.join(ANSWER_S_MAX)
+    assert kernel.has_ended.wait(ANSWER_S_MAX)
     assert isinstance(kernel.failure, ps.ConfigError)
     assert f"{version[0]}.{version[1]}" in str(kernel.failure)
     assert "Linux 5.4" in str(kernel.failure)
@@ -271,6 +318,84 @@ def test_answers_after_the_end(
         assert os.fstat(file.fileno()).st_size == 0
         file.close()
     assert caplog.records == []
+
+
+def test_a_loop_has_other_work_too(file_system: MemoryFileSystem, loop: EventLoop) -> None:
+    """Requests are answered on the thread of the loop, which also does other work and outlives the session."""
+    kernel = KernelStandIn(file_system, loop=loop)
+    assert kernel.ask(Operation.INIT, INIT_BODY)[0] == 0
+    threads: list[str] = []
+    for _ in range(3):
+        loop.call_soon(lambda: threads.append(threading.current_thread().name))
+        assert kernel.ask(Operation.STATFS)[0] == 0
+    kernel.close()
+    assert threads == ["penstock-test-loop"] * 3
+    assert loop.alive
+
+
+def test_a_defect_of_others_moves_a_session_to_the_next_loop(
+    file_system: MemoryFileSystem, loop: EventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If another callback ends the loop, the session goes on with the loop that takes its place."""
+    second = EventLoop(connections_max=4, name="penstock-test-loop-2")
+    second.start()
+    loops = SuccessiveLoops(loop, second)
+    kernel = KernelStandIn(file_system, loop=loops)
+    assert kernel.ask(Operation.INIT, INIT_BODY)[0] == 0
+    loop.call_soon(lambda: 1 / 0)
+    assert loops.has_moved.wait(ANSWER_S_MAX)
+    assert kernel.ask(Operation.STATFS)[0] == 0
+    assert "callback failed" in caplog.text
+    assert not loop.alive
+    kernel.close()
+    assert kernel.failure is None
+    second.close()
+
+
+def test_a_session_ends_with_the_loops(file_system: MemoryFileSystem, loop: EventLoop) -> None:
+    """If the loops are closed, nobody could answer any more, so the session ends and says so to its owner."""
+    kernel = KernelStandIn(file_system, loop=loop)
+    assert kernel.ask(Operation.INIT, INIT_BODY)[0] == 0
+    loop.close()
+    assert kernel.has_ended.wait(ANSWER_S_MAX)
+    assert file_system.closed
+    assert kernel.socket.recv(1) == b""
+    kernel.close()
+
+
+def test_stopping_at_once(file_system: MemoryFileSystem, loop: EventLoop) -> None:
+    """A session that is stopped before the loop has looked at it ends, and so does one that starts on a closed loop."""
+    for _ in range(20):
+        kernel = KernelStandIn(file_system, loop=loop)
+        kernel.close()
+    loop.close()
+    kernel = KernelStandIn(file_system, loop=loop)
+    assert kernel.has_ended.wait(ANSWER_S_MAX)
+    kernel.close()
+
+
+def test_a_device_that_cannot_be_read_ends_the_session_alone(file_system: MemoryFileSystem, loop: EventLoop) -> None:
+    """The error reaches the owner of the session, and the loop goes on."""
+    listening = socket.socket(socket.AF_UNIX)  # is readable when somebody connects, and cannot be read
+    listening.bind("")
+    listening.listen()
+    calling = socket.socket(socket.AF_UNIX)
+    calling.connect(listening.getsockname())
+    session = FuseSession(listening.detach(), file_system)
+    failures: list[Exception | None] = []
+    has_ended = threading.Event()
+
+    def ended(failure: Exception | None) -> None:
+        failures.append(failure)
+        has_ended.set()
+
+    session.start_on(loop.add_reader, ended=ended)
+    assert has_ended.wait(ANSWER_S_MAX)
+    assert isinstance(failures[0], OSError)
+    assert failures[0].errno == errno.EINVAL
+    assert loop.alive
+    assert file_system.closed
+    calling.close()
 
 
 def test_closing_without_running(file_system: MemoryFileSystem) -> None:
