@@ -31,7 +31,7 @@ class Warmed(NamedTuple):
         size_bytes: Bytes of these objects or ranges.
         fetched_bytes: Bytes among these that the store had to deliver; the cache had the rest.
         refused_count: Number of blocks that could not be kept because of the limit or the disk.
-        evicted_bytes: At least this many of the bytes were evicted again: the cache is too small for them.
+        evicted_bytes: Lower bound of the bytes that were evicted again, because the cache is too small for them.
     """
 
     requests_count: int

@@ -82,8 +82,8 @@ def open_fastfile_channel(
     Args:
         channel: The channel.
         entries: Objects of the channel, in order; needed if hosts share it.
-        path: Where it is mounted.
-        order: Which entries this host gets.
+        path: The directory on which it is mounted.
+        order: Says which entries this host gets.
         connection: Options of ``penstock.connect``.
 
     Raises:

@@ -166,7 +166,7 @@ class PartRequest:
             to reserve before it is requested again.
         landing: Where its body goes; None while that is unknown.
         buffer: The request's own buffer; None if it has none.
-        completion: How it ended; None until then.
+        completion: Says how the request ended; None until then.
         transfer: The transfer under way; None before and afterwards.
     """
 

@@ -25,7 +25,7 @@ class LambdaConfig:
         payload: ``configuration.payload`` of its events.
         actions: Operations that call the handler, of ``GetObject``, ``HeadObject``, ``ListObjects`` and ``ListObjectsV2``. The
             others are answered by the gateway.
-        varies_by: What the handler's answers depend on beside the source and the query: names of headers, and ``"caller"`` for
+        varies_by: Inputs that the answers depend on beside the source and the query: names of headers, and ``"caller"`` for
             the access key. Requests that differ in nothing else share one result. None means the caller and all headers
             except those that clients send of their own accord, e.g. ``User-Agent``.
     """
@@ -91,7 +91,7 @@ class AccessPoint:
         epoch: Epoch for requests that do not name one (``x-penstock-epoch``), as text; empty for none.
         length: ``"stream"`` sends the first byte at once, without a length. ``"spool"`` sends nothing before the length is
             known. ``"auto"`` streams to plain GETs, and waits for the length if the client needs it.
-        list_sizes: What a listing does about results whose sizes are not known: ``"transform"`` produces them, ``"known-only"``
+        list_sizes: Policy of listings for results whose sizes are not known: ``"transform"`` produces them, ``"known-only"``
             leaves them out, and ``"source"`` shows the sizes of the sources, which are wrong for most transforms.
         renamed_suffixes: New suffix of keys by old suffix, e.g. ``{".tar": ".tfrecord"}``.
         keys: IDs of the access keys that may use it; empty for all.
@@ -208,7 +208,7 @@ class GatewayConfig:
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: Bounds on what clients may use.
         webhook_service: How the gateway serves its transforms as webhooks.
-        names: What messages call the settings; a file cannot set it.
+        names: The names of the settings in messages; a file cannot set it.
     """
 
     access_points: tuple[AccessPoint, ...] = ()

@@ -196,7 +196,7 @@ class OpenObject(Protocol):
     ETag are answered without it.
 
     Attributes:
-        head: What is known about the object. Its key, ETag and time never change. ``wait_size_bytes`` and the first piece of
+        head: Attributes of the object. Its key, ETag and time never change. ``wait_size_bytes`` and the first piece of
             ``read`` may replace it by one that knows more (size, headers), so an answer's head is made after the first piece.
     """
 
@@ -410,7 +410,7 @@ class Transform(Protocol):
         Args:
             source: The object to read.
             request: The request that caused the run. Requests with equal arguments share the result.
-            arguments: What ``arguments`` returned for the request.
+            arguments: The result of ``arguments`` for the request.
             output: Takes the result.
             span: Range of the result to write, which is allowed only if `maps_ranges` is true. None writes all of it.
         """

@@ -41,7 +41,7 @@ class PictureFile(NamedTuple):
     """What the header of a picture says.
 
     Attributes:
-        kind: Its kind; None if it is of one that is only decoded.
+        kind: Kind of the picture; None if it is one that is only decoded.
         format: Name of its format, for messages.
         is_grey: Whether it has one channel, and no alpha.
         has_alpha: Whether some of its pixels may be transparent.
@@ -93,7 +93,7 @@ def resized_pixels(
 
     Args:
         data: The picture.
-        file: Its header.
+        file: Header of the picture.
         width: Width of the result in pixels; 0 follows from the height and, without both, is the picture's own.
         height: Height of the result; 0 as for `width`.
         fit: With both: ``"crop"`` cuts the picture to their ratio, ``"stretch"`` distorts it, ``"inside"`` keeps its ratio and

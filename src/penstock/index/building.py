@@ -278,10 +278,10 @@ class ShardReading:
     """A shard that is being read from its first byte to its last, and indexed.
 
     Args:
-        shard: Its key in the index, and its version.
+        shard: Key of the shard in the index, and its version.
         url: URL or key, which may say what its format is if the content does not.
-        format_name: Its format, if the job names one.
-        on_corrupt: What happens to corrupt samples; see ``penstock.formats``.
+        format_name: Format of the shard, if the job names one.
+        on_corrupt: Policy for corrupt samples; see ``penstock.formats``.
 
     Attributes:
         error: Why it cannot be indexed; the rest of its bytes is ignored.

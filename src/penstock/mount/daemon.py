@@ -44,7 +44,7 @@ class DaemonRequest:
     Attributes:
         config: The mount.
         answer_descriptor: Where the daemon says whether it has begun.
-        log_file: Where it logs.
+        log_file: Path of its log.
         is_bound: Whether it ends with the process that started it.
         is_verbose: Whether it logs requests and retries as well.
     """

@@ -42,7 +42,7 @@ class NodeView:
 
     Attributes:
         uid: Owner of all files and directories.
-        gid: Their group.
+        gid: Group of all files and directories.
         file_mode: Permissions of files, such as 0o444.
         directory_mode: Permissions of directories, such as 0o555.
     """

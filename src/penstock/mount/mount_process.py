@@ -213,7 +213,7 @@ def start_mount(
     Args:
         config: The mount.
         is_bound: Whether it ends with this process; otherwise it stays until somebody unmounts it.
-        log_file: Where it logs; None names a file after the directory.
+        log_file: Path of the log; None names a file after the directory.
         is_verbose: Whether it logs requests and retries as well.
 
     Raises:

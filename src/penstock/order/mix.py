@@ -56,7 +56,7 @@ class MixedSource:
         samples: Number of samples in each shard, in listed order; at least one sample in total.
         window: Largest number of samples that the runs of this source hold together. A mix of n sources that is shuffled
             with one window gives each source window // n, so that memory does not depend on weights, which may change.
-        shuffled: As in ``IndexedOrder``.
+        shuffled: Whether samples are permuted, as in ``IndexedOrder``.
     """
 
     samples: Sequence[int] | npt.NDArray[np.int64]

@@ -145,7 +145,7 @@ def pixels_of(value: Any, spec: FieldSpec, key: str) -> tuple[Buffer, int, int, 
 
     Args:
         value: An encoded picture, a PIL image, or an array uint8[H, W, C] or uint8[H, W].
-        spec: Its field, for errors.
+        spec: The field of the picture, for errors.
         key: The key of its sample, for errors.
 
     Raises:

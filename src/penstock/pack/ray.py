@@ -89,7 +89,7 @@ class RayTasks:
         Args:
             function: A function of a module that the machines of the cluster have.
             items: The items; they are taken as tasks end.
-            setup: What all calls share; it is sent to each machine once.
+            setup: Data that all calls share; they are sent to each machine once.
             taken: Receives results.
             describe: Returns words for an item, for errors.
             modules: Modules of the user, pickled by value because the machines may not have them.

@@ -75,7 +75,7 @@ def open_file_channel(
         channel: The channel.
         entries: Objects of the channel, in order.
         path: Directory of the files.
-        order: Which entries this host gets.
+        order: Says which entries this host gets.
         progress: Hears how far it is.
         downloads: Directory that keeps downloads for later runs; the files of the channel are then links to its files. None
             downloads into `path` itself.

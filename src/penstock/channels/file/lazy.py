@@ -125,8 +125,8 @@ def open_lazy_channel(
     Args:
         channel: The channel.
         entries: Objects of the channel, in order.
-        path: Where it is mounted.
-        order: Which entries this host gets.
+        path: The directory on which it is mounted.
+        order: Says which entries this host gets.
         connection: Options of ``penstock.connect``; a cache among them is used instead of `cache`.
         cache: Directory that keeps what was read. It may fill the disk up to the share that ``CacheConfig`` leaves free.
 

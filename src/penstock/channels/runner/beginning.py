@@ -33,7 +33,7 @@ def begin_channels(
         job: The job.
         layout: Where the channels are.
         stores: The stores of the run.
-        stack: Ends the channels.
+        stack: The stack that ends the channels when it is closed.
         progress: Hears of downloads.
 
     Raises:

@@ -37,7 +37,7 @@ class LambdaBucket:
     Args:
         inner: Answers everything else.
         transform: The handler.
-        actions: Which operations the handler answers: ``HeadObject``, ``ListObjects``, ``ListObjectsV2``.
+        actions: The operations that the handler answers: ``HeadObject``, ``ListObjects``, ``ListObjectsV2``.
         sign: Signs ``inputS3Url``.
     """
 

@@ -162,7 +162,7 @@ def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None, *, 
 
     Args:
         request: The client's request.
-        varies_by: What the result depends on, as in ``LambdaConfig``. None takes everything by which the handler can tell
+        varies_by: Names that the result depends on, as in ``LambdaConfig``. None takes everything by which the handler can tell
             requests apart: an answer for one caller, perhaps with names left out, must not be sent to another.
         epoch: Value of ``x-penstock-epoch`` if the query does not have it; empty for none.
     """

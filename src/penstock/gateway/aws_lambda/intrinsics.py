@@ -98,7 +98,7 @@ class Resolver:
 
         Args:
             value: A value of the template.
-            place: Where it is, for messages.
+            place: The place of the value in the template, for messages.
             depth: How many references led to it.
 
         Raises:

@@ -23,7 +23,7 @@ class PendingResponse:
         route: ``outputRoute`` of the event.
         token: ``outputToken`` of the event.
         output: Takes the body.
-        finished: Ends when the body has arrived to its end, or with the ``S3Error`` for the client.
+        finished: A future that ends when the body has arrived to its end, or with the ``S3Error`` for the client.
         is_begun: Whether the head of the handler's answer has arrived.
     """
 

@@ -23,11 +23,11 @@ class BelievedObject:
 
     Args:
         cached: The cache.
-        info: What it knows of the object.
+        info: The version of the object that is believed.
         hot: Keeps the bytes of small objects; None keeps none.
 
     Attributes:
-        info: What the cache knows of the object.
+        info: The version of the object that the cache holds.
         head: Description of the object.
     """
 

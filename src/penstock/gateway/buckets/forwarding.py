@@ -57,7 +57,7 @@ class OutgoingBody:
 
     Args:
         data: The bytes, or an iterator over them.
-        length_bytes: Their number.
+        length_bytes: Number of bytes of the body.
         headers: Headers that describe the body.
     """
 

@@ -38,7 +38,7 @@ class HotBodies:
     """Bodies by object. Only the event loop's thread uses it.
 
     Args:
-        budget: What the bodies are charged to. If it lacks the bytes, nothing more is kept.
+        budget: The budget that the bodies are charged to. If it lacks the bytes, nothing more is kept.
     """
 
     def __init__(self, budget: Budget) -> None:

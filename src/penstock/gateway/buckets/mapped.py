@@ -22,7 +22,7 @@ class MappedResult:
     """A result that is being read, range by range. Each range is a run of its own, and none is kept.
 
     Args:
-        head: What is known about it, with its size.
+        head: Attributes of the result, including its size.
         plan: The result as a whole.
         results: The results of this process.
         produce: Returns what writes a range.

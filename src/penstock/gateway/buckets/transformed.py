@@ -69,7 +69,7 @@ class TransformedBucket:
     Args:
         access_point: Configuration of the access point.
         source_bucket: The bucket that holds the sources. It is closed with this one.
-        transform: What turns a source into a result. It is closed with this bucket.
+        transform: The transform that turns a source into a result. It is closed with this bucket.
         results: The results of this process.
         links: How other processes reach the sources; None if the transform reads them in this process only.
         created_s: When the access point was created, in seconds since 1970; 0 if that is not known.

@@ -54,7 +54,7 @@ class UpstreamBucket:
         name: Name of the bucket.
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
-        writes: What changes the store's objects, as ``writes_for`` makes it; None if the bucket can only be read.
+        writes: The part that changes the store's objects, as ``writes_for`` makes it; None if the bucket can only be read.
         hot: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
 
     Attributes:
@@ -283,7 +283,7 @@ class UpstreamObject:
         bucket: Bucket of the object.
         info: The object.
         first: The read of its first bytes; None if none was begun.
-        head: What is known about the object; None makes it of `info`.
+        head: Attributes of the object; None makes them of `info`.
 
     Attributes:
         head: Description of the object.

@@ -78,8 +78,8 @@ def fill(job: FillJob, options: FillOptions, listener: FillListener) -> None:
     """Make results ahead. What is in its place already is skipped, so an interrupted run can be repeated.
 
     Args:
-        job: What is filled; see ``fill_job``.
-        options: Which results are made, and where.
+        job: The results to fill; see ``fill_job``.
+        options: Say which results are made, and where.
         listener: Receives the outcome of each result, failures included.
 
     Raises:

@@ -82,7 +82,7 @@ def decoded(text: str, what: str) -> str:
 
     Args:
         text: Encoded text.
-        what: What the text is, for the message.
+        what: A name of the text, for the message.
 
     Raises:
         S3Error: The encoding is broken, the bytes are not UTF-8, or there is a NUL.

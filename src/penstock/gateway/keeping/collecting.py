@@ -66,8 +66,8 @@ def plan_collection(contents: Contents, stale: Mapping[int, str], rules: Collect
 
     Args:
         contents: The results that are kept.
-        stale: What ``stale_reasons`` returned for `contents`.
-        rules: Which other results are removed.
+        stale: The result of ``stale_reasons`` for `contents`.
+        rules: Say which other results are removed.
     """
     removals: list[Removal] = []
     remaining: list[Holding] = []

@@ -256,7 +256,7 @@ class DerivedProducer:
     """Produces a result: copies it from the bucket if that has it, else runs the transform.
 
     Args:
-        plan: What the result is, and how the transform produces it.
+        plan: Describes the result, and how the transform produces it.
         derived: The results in the bucket.
 
     Attributes:

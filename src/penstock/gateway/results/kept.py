@@ -90,7 +90,7 @@ def remove_kept(path: str | os.PathLike[str], results: Iterable[KeptResult]) -> 
 
     Args:
         path: The cache directory.
-        results: What ``iter_kept`` returned.
+        results: Results that ``iter_kept`` returned.
 
     Returns:
         The number of bytes of the results that were removed, as far as their sizes are known.

@@ -115,7 +115,7 @@ class Results:
 
         Args:
             plan: The result, and how it is produced.
-            record: What ``find`` returned for it.
+            record: The record that ``find`` returned for it.
 
         Raises:
             ClosedError: The gateway is ending.

@@ -59,7 +59,7 @@ class Run:
     """One run of what produces a result.
 
     Args:
-        plan: What is produced, and how.
+        plan: Describes the result, and how it is produced.
         storage: Keeps the blocks.
         executor: Threads that store blocks.
         pool: Memory for blocks.

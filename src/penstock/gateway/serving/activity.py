@@ -50,7 +50,7 @@ class Activity:
         """Keep an error for the status page. Several errors of one request become one entry.
 
         Args:
-            what: What failed: a request, or a part of the gateway; empty if only the request's ID is known.
+            what: Name of what failed: a request, or a part of the gateway; empty if only the request's ID is known.
             reason: Why; secrets in URLs are removed.
             request_id: ID of the request; empty if there is none.
         """

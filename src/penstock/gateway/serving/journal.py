@@ -25,7 +25,7 @@ class Journal:
         """Write an event.
 
         Args:
-            text: What happened. Secrets in URLs, and characters that control a terminal, are removed from it.
+            text: A sentence on what happened. Secrets in URLs, and characters that control a terminal, are removed from it.
             level: How bad it is.
             fields: Further members of the JSON object; lines do not show them.
         """

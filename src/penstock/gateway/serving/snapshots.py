@@ -31,7 +31,7 @@ def take_snapshot(
         metrics: Counts of the parts of the gateway.
         counters: Counters that other parts of the package keep, e.g. the cache.
         gauges: Numbers that are read only now, e.g. the bytes in use of the budget.
-        details: What is shown on the status page alone: live requests, errors.
+        details: The facts that only the status page shows: live requests, errors.
     """
     return {
         "pid": os.getpid(),

@@ -28,7 +28,7 @@ class TlsCertificate:
         config: The configuration, with both paths.
 
     Attributes:
-        context: What the server passes to its event loop. It stays the same when the certificate is loaded again.
+        context: TLS context that the server passes to its event loop. It stays the same when the certificate is loaded again.
 
     Raises:
         ConfigError: Certificate and key cannot be read, or do not belong together.

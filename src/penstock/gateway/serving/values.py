@@ -38,7 +38,7 @@ def decode(kind: type[_Config], table: Mapping[str, object], *, where: str) -> _
     Args:
         kind: A frozen dataclass. Its fields are the keys of the table.
         table: The table, as ``tomllib`` returns it.
-        where: What stands before a key in messages, e.g. ``"gateway.toml: limits."``.
+        where: The words before a key in messages, e.g. ``"gateway.toml: limits."``.
 
     Raises:
         ConfigError: A key does not exist or is missing, or a value has the wrong type.

@@ -79,7 +79,7 @@ class TransformProcess:
     """One worker process. It runs one call at a time; the pool sees to that.
 
     Args:
-        options: How it is started.
+        options: Say how the process is started.
 
     Attributes:
         is_clean: Whether it waits for a call.

@@ -29,7 +29,7 @@ class SpelledItem(NamedTuple):
 
     Attributes:
         name: Text before its ``=``; empty if it has none.
-        value: What follows, or the whole item, without quotes.
+        value: The text after the name, or the whole item, without quotes.
         text: The item as it is spelled.
     """
 

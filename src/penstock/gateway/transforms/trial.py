@@ -44,7 +44,7 @@ def try_transform(
     """Run a transform on one object, without a gateway and without a worker process.
 
     Args:
-        transform: What an access point would name: ``module:function``, ``./my.py:function``, ``resize(width=64)``, or
+        transform: A transform as an access point names it: ``module:function``, ``./my.py:function``, ``resize(width=64)``, or
             several with ``|`` between them; or the function itself.
         source: Path or URL of the object.
         arguments: Arguments of the transform, as text.

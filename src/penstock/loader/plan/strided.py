@@ -145,7 +145,7 @@ class StridedFeed:
     Args:
         source: The source of the samples: shards of one store, whose samples the index locates.
         order: The order of the epoch.
-        strides: Which batches are the worker's.
+        strides: Say which batches are the worker's.
         pinned_bytes_max: Most bytes of parts that waiting samples may keep alive; beyond that, they are copied.
         meter: Counts bytes.
     """

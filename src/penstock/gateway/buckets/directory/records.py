@@ -26,14 +26,14 @@ class StoredRecord:
 
     Attributes:
         size_bytes: Size of the file that the record was made for.
-        modified_ns: Its modification time. If the file differs in one of the two, another program has changed it, and the
+        modified_ns: Time of its modification. If the file differs in one of the two, another program has changed it, and the
             record is ignored.
         etag: ETag without quotes; empty if another program wrote the file.
         headers: Headers that the client sent with the object, with the names that are sent back.
         checksums: Checksums in base64, by algorithm; that of a composite one ends with the number of parts.
         checksum_type: ``"FULL_OBJECT"`` or ``"COMPOSITE"``.
         part_sizes_bytes: Sizes of the parts of a multipart upload.
-        part_checksums: Their checksums, if there is one algorithm.
+        part_checksums: Checksums of the parts, if all have the same algorithm.
         tags: The object's tags.
     """
 

@@ -30,7 +30,7 @@ class Received(NamedTuple):
     """The hashes of a body that was written.
 
     Attributes:
-        md5: Its MD5 in hexadecimal.
+        md5: MD5 of the body in hexadecimal.
         checksums: Checksums in base64, by algorithm: those that the client sent, and the requested one.
     """
 

@@ -27,7 +27,7 @@ class BuiltinArgument(NamedTuple):
         name: Name of the argument.
         expected: Values that its text may have.
         default: Default value as text; None if it must be given.
-        help: What it does, in one or more sentences.
+        help: One or more sentences that say what the argument does.
     """
 
     name: str
@@ -41,7 +41,7 @@ class BuiltinDescription(NamedTuple):
 
     Attributes:
         name: Name of the transform.
-        summary: What it does, in one or more sentences.
+        summary: One or more sentences that say what the transform does.
         source: Sources that it takes.
         rest: Argument that takes the items without a name; empty for none.
         content_type: Type of its results; the common one if it depends on the source.

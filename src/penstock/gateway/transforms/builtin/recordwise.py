@@ -81,7 +81,7 @@ def changed_examples(
 
     Args:
         chunks: TFRecords of Examples.
-        head: Their first bytes.
+        head: The first bytes of the source.
         source: Key of the source, for errors.
         change: Returns the serialised features of an Example; its argument has them with their names.
 
