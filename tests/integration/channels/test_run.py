@@ -284,20 +284,71 @@ def test_the_runner_is_killed(start: Callable[..., subprocess.Popen[str]], tmp_p
 def test_runner_and_supervisor_are_killed(
     start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """If the supervisor is killed, too, the program ends, and the next run removes the directory."""
+    """If the supervisor is killed, too, the program ends, and the next run ends its children and removes the directory."""
     process = start(
         """
-        import os, time
-        open("pids", "w").write(f"{os.getpid()} {os.getppid()}")
+        import os, subprocess, time
+        null = subprocess.DEVNULL
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, stderr=null)
+        open("pids", "w").write(f"{os.getpid()} {child.pid} {os.getppid()}")
         print("ready", flush=True)
         time.sleep(1000)
         """
     )
-    program, supervisor = map(int, (tmp_path / "pids").read_text().split())
+    other = start(
+        "import os, time; open('other', 'w').write(str(os.getpid())); print('ready', flush=True); time.sleep(1000)"
+    )
+    program, child, supervisor = map(int, (tmp_path / "pids").read_text().split())
     process.kill()
     os.kill(supervisor, signal.SIGKILL)
     process.communicate(timeout=WAIT_S_MAX)
     wait_until(lambda: not is_running(program))
+    assert is_running(child)
+    run("--", "true")
+    wait_until(lambda: not is_running(child))  # it has got its signal, and init takes note of its end
+    assert is_running(int((tmp_path / "other").read_text()))  # another run is left alone
+    other.terminate()
+    other.communicate(timeout=WAIT_S_MAX)
+    assert left_in(tmp_path / "tmp") == []
+
+
+def test_programs_inherit_no_descriptor_of_the_run(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """A program has its three standard streams only, so nothing that it leaves holds the lock of the run."""
+    done = run("--", "sh", "-c", "ls /proc/self/fd")
+    assert done.stdout.split() == ["0", "1", "2", "3"]  # 3 is ls reading the directory
+
+
+@pytest.mark.heavy
+def test_a_run_in_what_a_killed_run_has_left(
+    start: Callable[..., subprocess.Popen[str]], run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """A run that a left-over process of a killed run starts does not end itself; the next run of somebody else cleans up."""
+    process = start(
+        """
+        import os, subprocess, sys, time
+        code = '''
+        import subprocess, sys
+        sys.stdin.read()
+        done = subprocess.run([sys.executable, "-m", "penstock", "run", "--", "true"])
+        open("code", "w").write(str(done.returncode))
+        '''
+        code = code.replace(" " * 8, "")
+        read, write = os.pipe()
+        null = subprocess.DEVNULL
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], start_new_session=True, stdin=read, stdout=null, stderr=null
+        )
+        open("pids", "w").write(f"{os.getpid()} {child.pid} {os.getppid()}")
+        print("ready", flush=True)
+        time.sleep(1000)
+        """
+    )
+    program, child, supervisor = map(int, (tmp_path / "pids").read_text().split())
+    process.kill()
+    os.kill(supervisor, signal.SIGKILL)  # then the pipe ends, and the child goes on
+    process.communicate(timeout=WAIT_S_MAX)
+    wait_until(lambda: not is_running(program) and not is_running(child))
+    assert (tmp_path / "code").read_text() == "0"
     run("--", "true")
     assert left_in(tmp_path / "tmp") == []
 

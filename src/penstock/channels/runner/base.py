@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.channels.environment.layout import ContainerLayout
+from penstock.channels.runner.marks import end_marked, new_mark, read_mark, write_mark
 from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
 from penstock.errors import ConfigError
 from penstock.locks import try_lock_file
@@ -29,6 +30,7 @@ class BaseDirectory:
         layout: The paths in it.
         is_private: Whether it was made for this run.
         lock_fd: Descriptor of its lock, for the supervisor.
+        mark: The mark of the run. It is written to the lock, so that a later run can end what a killed one has left running.
 
     Raises:
         ConfigError: Another run uses it, or it cannot be written.
@@ -50,6 +52,9 @@ class BaseDirectory:
         if not try_lock_file(self.lock_fd):
             os.close(self.lock_fd)
             raise ConfigError(f"another run uses the base directory {base}", hint="--base names another one")
+        end_marked(read_mark(self.lock_fd))  # of a run before, which was killed together with its supervisor
+        self.mark = new_mark()
+        write_mark(self.lock_fd, self.mark)
         lock.replace(base / LOCK_NAME)
         if not self.is_private:
             clean(base, is_private=False)
@@ -84,14 +89,17 @@ class BaseDirectory:
 
 
 def clean_abandoned() -> None:
-    """Clean the private directories of this user's runs that were killed together with their supervisors."""
+    """End and clean what this user's runs have left that were killed together with their supervisors.
+
+    Processes are those that carry the mark of such a run, also in sessions of their own; directories are the private ones.
+    """
     for base in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             if not is_trusted(base.lstat()) or base.is_symlink():
                 continue
             fd = os.open(base / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                if try_lock_file(fd):
+                if try_lock_file(fd) and end_marked(read_mark(fd)):
                     clean(base, is_private=True)
             finally:
                 os.close(fd)

@@ -222,6 +222,7 @@ def _run_program(
                 environment=_variables(job, layout),
                 base=layout.base,
                 is_private=base.is_private,
+                mark=base.mark,
                 stop_s=job.stop_s,
                 pass_fds=(base.lock_fd,),
             )

@@ -6,15 +6,13 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import select
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from penstock.channels.runner.marks import MARK, end_marked
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -23,11 +21,6 @@ if TYPE_CHECKING:
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 SIGNAL_BASE = 128
 """A program that a signal ended has this exit code plus the signal's number, as in a shell."""
-
-MARK = "PENSTOCK_RUN_MARK"
-"""Variable by which the processes of a run are found if its supervisor, which adopts them, was killed."""
-END_S_MAX = 10.0
-"""How long these processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
 
 
 class SupervisedProgram:
@@ -40,6 +33,7 @@ class SupervisedProgram:
         environment: All variables of the program.
         base: Base directory of the run.
         is_private: Whether the base directory is removed if the runner is killed.
+        mark: The mark of the run, which its processes inherit.
         stop_s: Seconds between SIGTERM and SIGKILL if the runner is killed.
         pass_fds: Descriptors that the supervisor keeps open: the lock of the base directory.
         cwd: Working directory of the program.
@@ -55,6 +49,7 @@ class SupervisedProgram:
         environment: Mapping[str, str],
         base: Path,
         is_private: bool,
+        mark: str,
         stop_s: float,
         pass_fds: Sequence[int] = (),
         cwd: Path | None = None,
@@ -63,7 +58,7 @@ class SupervisedProgram:
         control_r, self._control_fd = os.pipe2(os.O_CLOEXEC)
         self.status_fd, status_w = os.pipe2(os.O_CLOEXEC)
         self._line = b""
-        self._mark = secrets.token_hex(16)
+        self._mark = mark
         settings = {
             "command": self.command,
             "control_fd": control_r,
@@ -122,7 +117,7 @@ class SupervisedProgram:
         if kind == "error":
             hint = "is it on the PATH?" if int(number) == errno.ENOENT else "is it executable?"
             raise ConfigError(f"cannot run {self.command[0]!r}: {os.strerror(int(number))}", hint=hint)
-        _end_marked(self._mark)
+        end_marked(self._mark)
         raise PenstockError(f"the supervisor of {self.command[0]!r} was killed, and the program with it")
 
     def close(self) -> None:
@@ -138,24 +133,3 @@ class SupervisedProgram:
     def _control(self, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_fd, bytes([number]))
-
-
-def _end_marked(mark: str) -> None:
-    """Kill every process that has the mark of a run in its environment, until there is none."""
-    deadline_s = time.monotonic() + END_S_MAX
-    while (found := _marked(mark)) and time.monotonic() < deadline_s:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-
-
-def _marked(mark: str) -> list[int]:
-    """Return the processes that have inherited a mark; those that have ended have no environment."""
-    entry = f"{MARK}={mark}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if entry in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found

@@ -25,6 +25,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MNT_DETACH = 2
+_STDERR = 2
 END_S_MAX = 10.0
 """How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
 
@@ -41,12 +42,21 @@ def main() -> None:
     """Run the program of the settings in ``sys.argv[1]``."""
     settings = json.loads(sys.argv[1])
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    keep_descriptors()
     # Ctrl-C reaches the program, which this process has to outlive. What was ignored before stays so for the program: nohup.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in OUTLIVED}
     heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     pid = start(settings, heard=heard)
     if pid is not None:
         supervise(settings, pid)
+
+
+def keep_descriptors() -> None:
+    """Keep what this process got from the runner from the program, which would hold the lock of the run and its pipes."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - without pathlib's objects
+        if int(name) > _STDERR:
+            with contextlib.suppress(OSError):  # the descriptor of this listing
+                os.set_inheritable(int(name), False)
 
 
 def start(settings: dict[str, Any], *, heard: list[signal.Signals]) -> int | None:
