@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 
-from penstock.mount.contracts import Attributes, Reply
+from penstock.mount.contracts import Attributes, FileSystem, Reply
 from penstock.mount.fuse.mounting import MountOptions, mount
 from penstock.mount.fuse.session import FuseConfig, FuseSession
 
@@ -31,6 +32,10 @@ class BenchFileSystem:
         self.entries: dict[int, list[tuple[Attributes, bytes, int]]] = {}
         self.names: dict[tuple[int, bytes], int] = {}
         self._directory(1, 1)
+        self.build()
+
+    def build(self) -> None:
+        """Add what the root holds."""
         large, small, folders = (
             self._directory(1, inode, name) for inode, name in ((2, b"large"), (3, b"small"), (4, b"folders"))
         )
@@ -50,10 +55,11 @@ class BenchFileSystem:
             self._entry(parent, inode, name)
         return inode
 
-    def _file(self, parent: int, name: bytes, size_bytes: int) -> None:
+    def _file(self, parent: int, name: bytes, size_bytes: int) -> int:
         inode = len(self.nodes) + 1
         self.nodes[inode] = Attributes(inode, FILE, size_bytes, 1, 0, 0, 0)
         self._entry(parent, inode, name)
+        return inode
 
     def _entry(self, parent: int, inode: int, name: bytes) -> None:
         self.names[parent, name] = inode
@@ -108,21 +114,25 @@ def numbers() -> Iterator[int]:
     yield from map(int, sys.argv[2:])
 
 
-def main() -> None:
-    (request_bytes,) = numbers()
-    mounted = mount(sys.argv[1], MountOptions(source="bench"))
-    session = FuseSession(mounted.descriptor, BenchFileSystem(), config=FuseConfig(request_bytes_max=request_bytes))
-    import threading
+def serve(directory: str, file_system: FileSystem, request_bytes: int) -> FuseSession:
+    """Mount a file system, and return its session; it is unmounted when standard input ends."""
+    mounted = mount(directory, MountOptions(source="bench"))
+    session = FuseSession(mounted.descriptor, file_system, config=FuseConfig(request_bytes_max=request_bytes))
 
-    def ready() -> None:
+    def wait() -> None:
         session.wait_ready(30)
         mounted.set_read_ahead(request_bytes)
         print("ready", flush=True)
         sys.stdin.read()
         mounted.unmount()
 
-    threading.Thread(target=ready).start()
-    session.run()
+    threading.Thread(target=wait).start()
+    return session
+
+
+def main() -> None:
+    (request_bytes,) = numbers()
+    serve(sys.argv[1], BenchFileSystem(), request_bytes).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""A folder in memory, mounted by penstock's FUSE session: what a mount could reach at most. bench/mount.py measures it.
+
+Usage: serve_folder.py DIRECTORY FOLDER copied|passthrough
+
+``copied`` reads a file into a buffer, writes that to the kernel, and does nothing else. With ``passthrough``, the kernel reads
+the file itself, and the session only answers what opens it; this needs Linux 6.9 and root.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from serve_memory import MIB, BenchFileSystem, serve
+
+from penstock.mount.contracts import Reply
+from penstock.mount.fuse.session import FuseSession
+
+
+class FolderFileSystem(BenchFileSystem):
+    """The files and folders of a folder, which must not change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: dict[int, Path] = {}  # by node
+        self.buffer = memoryview(bytearray(MIB))
+        super().__init__()
+
+    def build(self) -> None:
+        self._add(self.root, 1)
+
+    def _add(self, folder: Path, parent: int) -> None:
+        for path in sorted(folder.iterdir()):
+            name = os.fsencode(path.name)
+            if path.is_dir():
+                self._add(path, self._directory(parent, len(self.nodes) + 1, name))
+            else:
+                self.files[self._file(parent, name, path.stat().st_size)] = path
+
+    def open(self, inode: int, flags: int, reply: Reply) -> None:
+        reply.opened(os.open(self.files[inode], os.O_RDONLY | os.O_CLOEXEC), keeps_cache=True)
+
+    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+        view = self.buffer[:length_bytes]
+        reply.data([view[: os.preadv(handle, [view], offset)]])
+
+    def release(self, handle: int, reply: Reply) -> None:
+        os.close(handle)
+        reply.ok()
+
+
+class PassthroughFileSystem(FolderFileSystem):
+    """The same, but the kernel reads the files."""
+
+    session: FuseSession
+
+    def __init__(self, root: Path) -> None:
+        self.backings: dict[int, int] = {}  # by node: all who have it open must name the same file
+        super().__init__(root)
+
+    def open(self, inode: int, flags: int, reply: Reply) -> None:
+        backing = self.backings.get(inode)
+        if backing is None:
+            file = os.open(self.files[inode], os.O_RDONLY | os.O_CLOEXEC)
+            backing = self.session.open_backing(file)
+            os.close(file)
+            if backing is None:
+                raise OSError("this system has no passthrough")
+            self.backings[inode] = backing
+        reply.opened(inode, backing=backing)
+
+    def release(self, handle: int, reply: Reply) -> None:
+        reply.ok()
+
+
+def main() -> None:
+    directory, root, kind = sys.argv[1:]
+    if kind == "copied":
+        serve(directory, FolderFileSystem(Path(root)), MIB).run()
+    else:
+        file_system = PassthroughFileSystem(Path(root))
+        file_system.session = serve(directory, file_system, MIB)
+        file_system.session.run()
+
+
+if __name__ == "__main__":
+    main()
