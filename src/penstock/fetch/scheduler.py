@@ -21,13 +21,13 @@ would need most of the other's attributes.
 from __future__ import annotations
 
 import heapq
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.conditions import Condition
 from penstock.config import MIB, FetchConfig
 from penstock.errors import (
     CancelledOperationError,
@@ -119,8 +119,7 @@ class RequestScheduler:
         self._whole = whole
         self._budget = budget
         self._landings = landings
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # notified when what the consumer waits for may be here
+        self._lock = Condition()  # notified when what the consumer waits for may be here
         self._planned: deque[PlanItem] = deque()  # to be requested, in order
         self._reads: deque[ObjectRead] = deque()  # requested and not yet taken, in order
         self._sent: set[PartRequest] = set()  # in flight
@@ -276,7 +275,7 @@ class RequestScheduler:
             reads = [*taken, *self._reads]
             self._reads.clear()
             self._unsent.clear()
-            self._changed.notify_all()
+            self._lock.notify_all()
         for part in sent:
             if part.transfer is not None:
                 part.transfer.cancel()
@@ -298,7 +297,7 @@ class RequestScheduler:
                 while not ready():
                     if self.closed:
                         raise ClosedError("the iterator was closed while a thread waited for it")
-                    self._changed.wait(_LINGER_S)
+                    self._lock.wait(_LINGER_S)
             finally:
                 self._waiting = False
         self._stall_s += time.monotonic() - started_s
@@ -478,7 +477,7 @@ class RequestScheduler:
             except PenstockError as error:
                 self._fail_read(read, error)
             if self._waiting:
-                self._changed.notify()
+                self._lock.notify_all()
             self._send_more()
 
     def _cut_described(self, read: ObjectRead, completion: Completion) -> None:
@@ -566,7 +565,7 @@ class RequestScheduler:
         with self._lock:
             for read in self._reads:
                 read.error = read.error or error
-            self._changed.notify_all()
+            self._lock.notify_all()
 
     def _on_end(self, part: PartRequest, completion: Completion) -> None:
         now_s = time.monotonic()
@@ -670,7 +669,7 @@ class RequestScheduler:
         failed = bool(self._reads) and self._reads[0].error is not None
         if failed or self._unannounced_bytes >= WAKE_BYTES or not self._sent:
             self._unannounced_bytes = 0
-            self._changed.notify()
+            self._lock.notify_all()
 
     def _learn_size(self, size_bytes: int) -> None:
         self._estimate_bytes += 0.1 * (1.25 * size_bytes - self._estimate_bytes)

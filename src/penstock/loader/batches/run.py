@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.buffers import give_back_free_memory
+from penstock.conditions import Condition
 from penstock.errors import ClosedError
 from penstock.fetch import process_budget
 from penstock.loader.statistics import ThreadMeter
@@ -191,7 +192,7 @@ class EpochRun:
         self.meter = meter
         self.stopping = False
         self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self._process_id = os.getpid()
         self._batches: deque[OpenBatch] = deque()
         self._appended_count = 0
@@ -280,7 +281,7 @@ class EpochRun:
             self.tasks.put(None)
         deadline_s = time.monotonic() + JOIN_S_MAX
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
         read_bytes, self._counted_bytes = self.meter.bytes - self._counted_bytes, self.meter.bytes
         give_back_free_memory(read_bytes)
@@ -318,8 +319,8 @@ class EpochRun:
 
     def _start(self, target: Any, name: str) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)  # first, so that close() ends it even if Ctrl-C interrupts start()
         thread.start()
-        self._threads.append(thread)
 
     def _count_reader(self) -> None:
         """Count the time that the reader spent parsing; otherwise it waits for the store and for room in the queue."""
