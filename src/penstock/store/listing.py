@@ -224,6 +224,7 @@ class _ParallelListing:
     def iterate(self) -> Iterator[ObjectInfo]:
         """Iterate the keys in order."""
         segment: _Segment | None = self._front
+        del self._front  # each segment refers to the next: the first one would keep all keys that were ever listed
         try:
             while segment is not None:
                 forks.check(self._made_in, "the listing")

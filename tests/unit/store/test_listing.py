@@ -1,5 +1,6 @@
 """Listing: complete and in order for any keys and pages, with few requests, and no further ahead than bounded."""
 
+import gc
 import hashlib
 import random
 from bisect import bisect_right
@@ -212,6 +213,19 @@ def test_no_more_pages_are_held_than_bounded(monkeypatch):
         for _ in range(250):
             next(infos)
         assert len(core.operations) <= 2 + 3 + 8
+        infos.close()
+
+
+def test_keys_that_were_taken_are_not_held(monkeypatch):
+    """A listing holds the pages ahead of its consumer, and none of those behind it."""
+    monkeypatch.setattr(listing, "PAGES_MAX", 4)
+    keys = [f"p{prefix:03}/{index:05}" for prefix in range(40) for index in range(200)]
+    with MemoryStore(dict.fromkeys(keys, b"")) as store:
+        infos = listing.list_objects(Counting(store), "", keys_max=100)
+        for _ in range(7_500):
+            next(infos)
+        held = sum(len(each.objects or ()) for each in gc.get_objects() if type(each) is listing._Segment)
+        assert held <= (1 + 4) * 100
         infos.close()
 
 
