@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import islice
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import compose
+from penstock.channels.entry_table import ChannelObject, EntryTable
 from penstock.errors import ConfigError, DataError, ObjectMissingError
-from penstock.index import FOLDER, read_manifest
+from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
 from penstock.order.permutation import key_of, permutation
 from penstock.store.multi import MultiStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
+    from penstock.channels.entry_table import Entry
     from penstock.channels.inputs import InputChannel
     from penstock.store import Store
     from penstock.types import Key
@@ -29,27 +32,8 @@ MANIFEST_BYTES_MAX = 1 << 30
 
 REFERENCE_SUFFIX = "-ref"
 
-
-class ChannelObject(NamedTuple):
-    """One object of a channel.
-
-    Attributes:
-        key: Key in the channel's store.
-        name: Path below the directory of the channel.
-        size_bytes: Size in bytes; None if it is not known.
-        etag: ETag of the version to read; None if it is not known.
-        modified_s: Seconds since the epoch of its last change; None if it is not known.
-    """
-
-    key: Key
-    name: str
-    size_bytes: int | None = None
-    etag: str | None = None
-    modified_s: float | None = None
-
-
-Entry: TypeAlias = "tuple[ChannelObject | bytes, ...]"
-"""What stays together: an object, or the attributes of one line, each an object or its text."""
+FOUND_AT_ONCE = 1000
+"""Entries that are found in one turn of the lock, if all are wanted: a page of a listing."""
 
 
 class EntrySource(Protocol):
@@ -112,16 +96,18 @@ class _PrefixSource:
         Raises:
             ObjectMissingError: There is no object.
         """
-        count = 0
+        has_any = False
+        start = len(self._prefix) if self._prefix.endswith("/") or not self._prefix else None
         for info in self.store.list(self._prefix):
-            if info.key.endswith("/") and not info.size_bytes:
+            key = info.key
+            if key.endswith("/") and not info.size_bytes:
                 continue  # what consoles make for a folder
-            name = name_below(self._prefix, info.key)
-            if not self._has_indexes and f"/{FOLDER}" in f"/{name}":
+            name = key[start:] if start is not None else name_below(self._prefix, key)
+            if not self._has_indexes and FOLDER in name and f"/{FOLDER}" in f"/{name}":
                 continue
-            count += 1
-            yield (ChannelObject(info.key, name, info.size_bytes, info.etag, info.last_modified_s),)
-        if not count:
+            has_any = True
+            yield (ChannelObject(key, name, info.size_bytes, info.etag, info.last_modified_s),)
+        if not has_any:
             raise ObjectMissingError(
                 f"channel {self._channel.name!r} has no object",
                 operation="LIST",
@@ -141,39 +127,47 @@ def name_below(prefix: Key, key: Key) -> str:
 
 
 class _ManifestSource:
-    """The objects that a manifest names: SageMaker's, or one of the kinds that ``penstock.shards(manifest=)`` reads."""
+    """The objects that a manifest names: SageMaker's, or one of the kinds that ``penstock.shards(manifest=)`` reads.
+
+    The lines of a manifest are read while its entries are used, if the names of the files do not depend on all of them.
+    """
 
     def __init__(self, channel: InputChannel, text: bytes, connect: Connect) -> None:
+        self._url = channel.url
+        self._text = text
         self._stores = _SeveralStores(connect)
-        url = channel.url
-        found = read_manifest(text, url=url)
-        if not found:
-            raise DataError("the manifest names no object", shard=url)
-        base = _prefix_of(text)
-        if base is None:
-            base = _common_folder([entry.url for entry in found])
-        self._objects = [
-            ChannelObject(self._stores.key_of(entry.url), entry.url[len(base) :], entry.size_bytes, entry.etag)
-            for entry in found
-        ]
+        first = next(iter_manifest(text, url=self._url), None)
+        if first is None:
+            raise DataError("the manifest names no object", shard=self._url)
+        self._stores.key_of(first.url)
+        self._base = _prefix_of(text)
+        if self._base is None and channel.mode != "Pipe":  # there are no files in pipes
+            self._base = _common_folder(entry.url for entry in iter_manifest(text, url=self._url))
         self.store: Store = self._stores.joined()
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the objects in the manifest's order."""
-        return ((each,) for each in self._objects)
+        """Yield the objects in the manifest's order.
+
+        Raises:
+            DataError: A line of the manifest cannot be read.
+        """
+        for entry in iter_manifest(self._text, url=self._url):
+            start = entry.url.rfind("/") + 1 if self._base is None else len(self._base)
+            key = self._stores.key_of(entry.url)
+            yield (ChannelObject(key, entry.url[start:], entry.size_bytes, entry.etag),)
 
 
 def _prefix_of(text: bytes) -> str | None:
     """Return the prefix of a manifest of SageMaker's kind, or None if it is of another kind."""
-    if not text.lstrip().startswith(b"["):
+    if not is_sagemaker_manifest(text):
         return None
     first = json.loads(text)[0]
     prefix = str(first["prefix"])
     return prefix if prefix.endswith("/") else prefix[: prefix.rfind("/") + 1]
 
 
-def _common_folder(urls: Sequence[str]) -> str:
-    common = urls[0]
+def _common_folder(urls: Iterator[str]) -> str:
+    common = next(urls)
     for url in urls:
         while not url.startswith(common):
             common = common[: common[:-1].rfind("/") + 1]
@@ -221,22 +215,44 @@ class _AugmentedSource:
 
 
 class _SeveralStores:
-    """The stores that the URLs of a manifest name, as one."""
+    """The stores that the URLs of a manifest name, as one. Each is opened when the first of its URLs is met."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._numbers: dict[str, int] = {}
+        self._joined: MultiStore | None = None
+        self._latest = ""  # the URL of the latest store, with a slash
+        self._latest_number = 0
 
     def key_of(self, url: str) -> Key:
         """Return the key that an object has in the joined store."""
+        if self._latest and url.startswith(self._latest) and len(url) > len(self._latest):
+            return f"{self._latest_number}/{url[len(self._latest) :]}"
         root, key = compose.split(url)
         if not key:
             raise DataError(f"{url!r} does not name an object")
-        return f"{self._numbers.setdefault(root, len(self._numbers))}/{key}"
+        if root not in self._numbers:
+            self._open(root)
+        number = self._numbers[root]
+        if url == f"{root}/{key}" and root.startswith(
+            "s3://"
+        ):  # the key of other URLs may not be what follows the root
+            self._latest, self._latest_number = f"{root}/", number
+        return f"{number}/{key}"
 
     def joined(self) -> MultiStore:
-        """Return all stores as one; manifests without references connect to none but the first URL's."""
-        return MultiStore([self._connect(root) for root in self._numbers] or [self._connect("memory://nothing")])
+        """Return all stores as one; without any URL, a store without objects."""
+        if self._joined is None:
+            self._joined = MultiStore([self._connect("memory://nothing")])
+        return self._joined
+
+    def _open(self, root: str) -> None:
+        store = self._connect(root)
+        if self._joined is None:
+            self._joined = MultiStore([store])
+        else:
+            self._joined.add(store)
+        self._numbers[root] = len(self._numbers)
 
 
 class Entries:
@@ -245,13 +261,13 @@ class Entries:
     Args:
         source: Finds the entries, when they are first needed.
 
-    Cost: holds each entry, about 300 bytes.
+    Cost: that of an ``EntryTable``.
     """
 
     def __init__(self, source: EntrySource) -> None:
         self.store = source.store
         self._iterator: Iterator[Entry] | None = source.entries()
-        self._found: list[Entry] = []
+        self._found = EntryTable()
         self._failure: Exception | None = None
         self._lock = threading.Lock()
 
@@ -262,30 +278,33 @@ class Entries:
             StoreError: The listing failed.
         """
         while number >= len(self._found):
-            with self._lock:
-                if number < len(self._found):
-                    break
-                if self._failure is not None:
-                    raise self._failure
-                if self._iterator is None:
-                    return None
-                try:
-                    found = next(self._iterator, None)
-                except Exception as error:
-                    self._failure = error
-                    raise
-                if found is None:
-                    self._iterator = None
-                    return None
-                self._found.append(found)
+            if not self._find(1) and number >= len(self._found):
+                return None
         return self._found[number]
 
     def count(self) -> int:
         """Return the number of all entries; this waits for the end of the listing."""
-        number = len(self._found)
-        while self.get(number) is not None:
-            number += 1
-        return number
+        while self._find(FOUND_AT_ONCE):
+            pass
+        return len(self._found)
+
+    def _find(self, count: int) -> bool:
+        """Find at most `count` further entries; returns whether there was one."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._iterator is None:
+                return False
+            before = len(self._found)
+            try:
+                for entry in islice(self._iterator, count):
+                    self._found.append(entry)
+            except Exception as error:
+                self._failure = error
+                raise
+            if len(self._found) - before < count:
+                self._iterator = None
+            return len(self._found) > before
 
 
 class EpochOrder:

@@ -24,7 +24,14 @@ from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.index.building import BuildListener, Built, build
-    from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
+    from penstock.index.manifest import (
+        ManifestEntry,
+        is_manifest_name,
+        is_sagemaker_manifest,
+        iter_manifest,
+        read_manifest,
+        write_manifest,
+    )
     from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
     from penstock.index.sample_map import SampleExtent, SampleMap
 
@@ -51,6 +58,8 @@ __all__ = [
     "found_beside",
     "in_directory",
     "is_manifest_name",
+    "is_sagemaker_manifest",
+    "iter_manifest",
     "lookup",
     "read_manifest",
     "resolve",
@@ -62,7 +71,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         __name__,
         {
             **dict.fromkeys(("Built", "BuildListener", "build"), "building"),
-            **dict.fromkeys(("ManifestEntry", "is_manifest_name", "read_manifest", "write_manifest"), "manifest"),
+            **dict.fromkeys(("ManifestEntry", "is_manifest_name", "is_sagemaker_manifest"), "manifest"),
+            **dict.fromkeys(("iter_manifest", "read_manifest", "write_manifest"), "manifest"),
             **dict.fromkeys(("IndexBuilder", "ShardRecorder", "Verifier"), "recorder"),
             "SampleExtent": "sample_map",
             "SampleMap": "sample_map",

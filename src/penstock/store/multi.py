@@ -34,6 +34,10 @@ class MultiStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return MultiStore, (self.stores,)
 
+    def add(self, store: Store) -> None:
+        """Add a store, which gets the next number. Other threads may use those that are there."""
+        self.stores = (*self.stores, store)
+
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """Start a ``Get`` or ``Head`` in the store that the key names; see ``Store.submit``.
 

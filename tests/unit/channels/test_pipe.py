@@ -228,6 +228,27 @@ def test_a_manifest(stores: Stores, begin: Callable[..., PipeChannel], tmp_path:
     assert read_epoch(tmp_path / "train") == contents[3] + contents[1] + contents[3]
 
 
+def test_a_long_manifest_begins_at_once(stores: Stores, begin: Callable[..., PipeChannel]) -> None:
+    """A channel begins before all lines of its manifest are read; a wrong line fails it when the pipe comes to it."""
+    stores("memory://bucket").write("small", b"-")
+    lines = [json.dumps({"url": "memory://bucket/small"})] * 3 + ["{"]
+    stores("memory://bucket").write("list.jsonl", "\n".join(lines).encode())
+    channel = begin(url="memory://bucket/list.jsonl", data_type="ManifestFile")
+    with pytest.raises(DataError, match="line 4 of the manifest is not JSON"):
+        check_until_it_raises(channel)
+
+
+def test_a_manifest_of_two_buckets(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
+    """A bucket is opened when the first of its objects is met, and each object comes from its own."""
+    urls = [f"memory://{bucket}/{name}" for bucket in ("one", "two") for name in ("a", "b")]
+    for url in urls:
+        stores(url[:12]).write(url[13:], url.encode())
+    order = [urls[index] for index in (0, 3, 1, 2)]
+    stores("memory://one").write("list.jsonl", "\n".join(json.dumps({"url": url}) for url in order).encode())
+    begin(url="memory://one/list.jsonl", data_type="ManifestFile")
+    assert read_epoch(tmp_path / "train") == "".join(order).encode()
+
+
 def test_an_augmented_manifest(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
     """Attributes come in the chosen order: the objects of references, text as it is, other values as JSON."""
     contents = fill(stores, 3)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from penstock.errors import ConfigError, DataError
-from penstock.index import ManifestEntry, is_manifest_name, read_manifest, write_manifest
+from penstock.index import ManifestEntry, is_manifest_name, iter_manifest, read_manifest, write_manifest
 from penstock.index import manifest as manifest_module
 from penstock.types import ObjectInfo
 
@@ -107,6 +107,29 @@ def test_wrong_lines_are_named() -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="not a Parquet file"):
         read_manifest(b"PAR1 and nothing else", url=URL)
+
+
+def test_lines_are_read_as_they_are_used() -> None:
+    """The first objects of a manifest are there before its later lines are looked at."""
+    lines = [json.dumps({"key": f"{index}", "size_bytes": index, "etag": '"e"'}) for index in range(2)]
+    found = iter_manifest("\n".join([*lines, "{"]).encode(), url=URL)
+    assert [next(found), next(found)] == [ManifestEntry(f"s3://b/lists/{at}", at, '"e"') for at in range(2)]
+    with pytest.raises(DataError, match="line 3"):
+        next(found)
+
+
+def test_lines_of_other_encodings() -> None:
+    """A byte order mark, Windows line ends and blank lines do not matter; rows of our fields are checked like all others."""
+    line = json.dumps({"key": "a", "size_bytes": 1, "etag": None}).encode()
+    text = b"\xef\xbb\xbf" + line + b"\r\n  \r\n" + line + b"\r\n"
+    assert read_manifest(text, url=URL) == [ManifestEntry("s3://b/lists/a", 1, None)] * 2
+    for row, message in (
+        ({"key": "a", "size_bytes": -1, "etag": "e"}, "line 1 of the manifest has the size -1"),
+        ({"key": "a", "size_bytes": 1, "etag": 7}, "line 1 of the manifest has the ETag 7"),
+        ({"key": "", "size_bytes": 1, "etag": "e"}, "line 1 of the manifest names no object"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_manifest(json.dumps(row).encode(), url=URL)
 
 
 def test_names_of_manifests() -> None:

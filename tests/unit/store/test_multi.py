@@ -28,6 +28,14 @@ def test_a_key_names_the_store_and_the_key_there() -> None:
     assert several.describe("1/a/x") == several.stores[1].describe("a/x")
 
 
+def test_a_store_that_is_added_has_the_next_number() -> None:
+    """Stores may be added while others are read."""
+    first, second = stores()
+    several = MultiStore([first])
+    several.add(second)
+    assert [bytes(blob.data) for blob in several.read_many(["1/a/x", "0/a/x"])] == [b"second", b"first"]
+
+
 def test_errors_are_the_stores_own() -> None:
     """What is not there is named by the URL that its own store gives it."""
     several = MultiStore(stores())

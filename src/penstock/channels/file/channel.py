@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from penstock.channels.entries import ChannelObject, Entries, EpochOrder
+    from penstock.channels.entries import Entries, EpochOrder
+    from penstock.channels.entry_table import ChannelObject
     from penstock.channels.inputs import InputChannel
     from penstock.store import Store
 

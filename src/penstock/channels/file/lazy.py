@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from penstock.channels.entries import ChannelObject, EpochOrder
+    from penstock.channels.entries import EpochOrder
+    from penstock.channels.entry_table import ChannelObject
     from penstock.channels.inputs import InputChannel
     from penstock.store import Store
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from penstock.channels.entries import ChannelObject
+from penstock.channels.entry_table import ChannelObject
 from penstock.errors import ObjectChangedError
 from penstock.fetch import PlanItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.channels.entries import Entry
+    from penstock.channels.entry_table import Entry
     from penstock.channels.pipe.content import Content
     from penstock.store import Store
     from penstock.types import Buffer, Chunk
