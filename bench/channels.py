@@ -2,7 +2,9 @@
 
 --case small, large: a prefix becomes files in memory, in one command from its start to its end: `penstock run` in File mode,
 `download_file` of boto3 in 32 threads, and `aws s3 sync` as it comes and with 32 requests. Beside them stand what wrk gets
-from the store with 32 connections and what `cp` writes: the lower one is the limit of this machine.
+from the store with 32 connections and what `cp` writes, each of them alone on the machine: the lower one is the limit of the
+store or the disk. A download has to do both, and the server works meanwhile, so there is a second limit: the processors,
+divided by the CPU time that the server, wrk and `cp` take for a byte.
 --case pipe: MB/s of a pipe of local files, and of one from the store, beside `cat` of the same files into a FIFO of the same
 size; the same reader counts from its first bytes to the end. `read_parts` of the files alone says what the engine allows.
 --case start: seconds from the start of `penstock run` to the first record in the program, for each mode (`starts.py`).
@@ -13,6 +15,7 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -75,12 +78,17 @@ end"""
     def measured(self, download: Any, *words: Any) -> dict[str, Any]:
         """Time one download into an empty folder, and compare the files."""
         folder = self._root / "downloaded"
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         begin_s = time.perf_counter()
         download(folder, *words)
         seconds = time.perf_counter() - begin_s
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._check(folder)
         shutil.rmtree(folder)
-        return {"seconds": seconds, "bytes": self._data.count * self._data.size_bytes, "objects": self._data.count}
+        return {
+            "seconds": seconds, "bytes": self._data.count * self._data.size_bytes, "objects": self._data.count,
+            "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        }  # fmt: skip
 
     def penstock(self, folder: Path) -> None:
         url = f"train=s3://{BUCKET}/{self._data.prefix}/"
@@ -126,6 +134,8 @@ def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
     metrics = {
         "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
         "files/s": lambda answer: answer["objects"] / answer["seconds"],
+        "CPU s/GB": lambda answer: answer["cpu_s"] / answer["bytes"] * 1e9,
+        "server's": lambda answer: answer["server_cpu_s"] / answer["bytes"] * 1e9,
     }
     with (
         objects({data.prefix: (1 if data.is_one else data.count, data.size_bytes)}) as root,
@@ -136,7 +146,7 @@ def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
         run = Run(question, origin, options.select(downloads.clients()), metrics, options.turns(3, 1))
         run.tolerates = lambda client: client.name.startswith("aws")
         with run:
-            run.turns(lambda client: client.measure())
+            run.turns(lambda client: _with_server(client, origin))
     ours, boto3 = "penstock run", f"boto3, {THREADS} threads"
     aws = run.best("MB/s", "aws s3 sync", "aws s3 sync, 32 requests")
     rows = [
@@ -146,7 +156,21 @@ def measure_files(options: Any, data: Data, *, delayed: bool) -> None:
     if {ours, "wrk", "cp"} <= set(run.answers):
         each = zip(*(run.values(name, "MB/s") for name in (ours, "wrk", "cp")), strict=True)
         rows.append(Row(f"{question}: the store or cp", [rate / min(limits) for rate, *limits in each], 0.7, 0.95))
+        shared = [rate / limit for rate, limit in zip(run.values(ours, "MB/s"), _shared_limits(run), strict=True)]
+        rows.append(Row(f"{question}: server, wrk and cp on the same processors", shared, 0.7, 0.95))
     run.report(rows)
+
+
+def _with_server(client: Any, origin: Origin) -> dict[str, Any]:
+    before_s = origin.cpu_s()
+    answer = client.measure()
+    return {**answer, "server_cpu_s": origin.cpu_s() - before_s}
+
+
+def _shared_limits(run: Run) -> list[float]:
+    """Return, for each turn, the MB/s at which server, wrk and cp together keep all processors busy."""
+    costs = (run.values("wrk", "server's"), run.values("wrk", "CPU s/GB"), run.values("cp", "CPU s/GB"))
+    return [1000 * len(os.sched_getaffinity(0)) / sum(each) for each in zip(*costs, strict=True)]
 
 
 # ── pipes ────────────────────────────────────────────────────────────────────────────────────────────────────────────

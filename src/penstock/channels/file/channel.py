@@ -97,7 +97,7 @@ def open_file_channel(
     root.mkdir(parents=True, exist_ok=True)
     path.mkdir(parents=True, exist_ok=True)
     items = _items(entries.store, LocalStore(root), objects_of(order.entries(entries, epoch=0)))
-    missing = [item for item in items if not _is_there(channel, item)]
+    missing = items if _is_empty(root) else [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)
     listener = _Listener(channel, progress)
@@ -155,6 +155,11 @@ def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
     assert completion.info is not None
     item = found[index]
     found[index] = replace(item, info=completion.info._replace(key=item.info.key))
+
+
+def _is_empty(directory: Path) -> bool:
+    with os.scandir(directory) as entries:
+        return next(entries, None) is None
 
 
 def _is_there(channel: InputChannel, item: TransferItem) -> bool:
