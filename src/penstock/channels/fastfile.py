@@ -48,8 +48,7 @@ class FastFileChannel:
     def close(self) -> None:
         """Unmount; idempotent."""
         self._mount.close()
-        with suppress(OSError):
-            self.path.rmdir()
+        _remove_if_empty(self.path)
         if self._manifest is not None:
             self._manifest.unlink(missing_ok=True)
 
@@ -77,7 +76,8 @@ def open_fastfile_channel(
 ) -> FastFileChannel | LinkedChannel:
     """Mount a channel, or link a directory of this machine.
 
-    Names are listed when the program asks for them, and once: what the program sees does not change while it runs.
+    Names are listed when the program asks for them, and once: what the program sees does not change while it runs. Files
+    that an earlier run in File mode has left at `path` are hidden meanwhile, and stay.
 
     Args:
         channel: The channel.
@@ -105,17 +105,23 @@ def open_fastfile_channel(
             undone.callback(manifest.unlink, missing_ok=True)
             _write_share(manifest, url, entries, order)
         path.mkdir(parents=True, exist_ok=True)
-        undone.callback(path.rmdir)
+        undone.callback(_remove_if_empty, path)
         config = MountConfig(
             url=url,
             directory=str(path),
             connection=dict(connection),
             manifest=None if manifest is None else str(manifest),
             metadata_ttl_s=math.inf,
+            nonempty=True,
         )
         mount = start_mount(config, is_bound=True)
         undone.pop_all()
     return FastFileChannel(mount, manifest=manifest)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def folder_url(channel: InputChannel, store: Store) -> str:

@@ -116,6 +116,25 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@needs_fuse
+def test_one_base_directory_in_one_mode_after_the_other(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """What File mode has downloaded is hidden while the channel is a mount or a pipe, and is still there afterwards."""
+    s3_store.write("train/a", b"contents")
+    downloaded = tmp_path / "base" / "input" / "data" / "train" / "a"
+    inodes = set()
+    for mode in ("file", "fastfile", "pipe", "file,start=lazy", "file"):
+        name = "train_0" if mode == "pipe" else "train/a"
+        done = run(
+            "--channel", f"train=s3://{bucket}/train/,mode={mode}", "--base", str(tmp_path / "base"),
+            "--", "sh", "-c", f'cat "$SM_INPUT_DIR/data/{name}"',
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "contents"), (mode, done.stderr)
+        inodes.add(downloaded.stat().st_ino)
+    assert len(inodes) == 1
+
+
 def test_one_script_in_all_modes(
     run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, tmp_path: Path
 ) -> None:
