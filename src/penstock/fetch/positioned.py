@@ -5,8 +5,8 @@ exactly, unless it lies in a piece that is here or on its way; several reads of 
 are recognised (``runs``) and read ahead, in parts that grow with the distance. What programs and threads read elsewhere in the
 object meanwhile does not disturb them.
 
-The envelope of sequential reading: behind 30 ms and 90 MB/s per connection, a part of 4 MiB takes 77 ms, so 27 of them make
-1.45 GB/s, and hold 108 MiB. Each costs about 0.1 ms of CPU in the store's stack, and each read of 1 MiB about 10 µs here.
+The envelope of sequential reading: behind 30 ms and 90 MB/s per connection, a part of 2 MiB takes 53 ms, so 32 of them make
+1.26 GB/s, and hold 64 MiB. Each costs about 0.1 ms of CPU in the store's stack, and each read of 1 MiB about 10 µs here.
 A small object costs one request, and about 20 µs here.
 """
 

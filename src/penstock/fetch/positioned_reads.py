@@ -29,16 +29,20 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange, Core, ObjectInfo
 
 _AHEAD_BYTES_MAX = 256 * MIB
-"""Bytes ahead of all runs together, or half of the budget if that is less: 3.4 GB/s behind 30 ms and 90 MB/s per connection.
-More would only spread the bytes over fresh memory, which costs more CPU than receiving them."""
-_PART_BYTES_MAX = 4 * MIB
-"""A longer part saves little CPU, and the read that needs its first byte waits longer."""
+"""Bytes ahead of all runs together, or half of the budget if that is less: 3.3 GB/s behind 30 ms and 90 MB/s per connection."""
+_AHEAD_PER_IN_FLIGHT = 1.5
+"""Bytes ahead of all runs per byte that may be in flight. What has arrived and is not read yet only evens out pauses, and the
+first bytes of a job land in fresh memory, which costs more CPU than receiving them: 250 MiB ahead instead of 100 cost a reader
+of 1 GB behind that delay a tenth of its speed."""
+_PART_BYTES_MAX = 2 * MIB
+"""Behind 30 ms and 90 MB/s per connection it takes 53 ms, so 1 GB/s needs 55 MB in flight; parts of 4 MiB need 80 MB."""
 _SPARE_BYTES_MAX = 64 * MIB
 """Bytes of all objects that arrived, and of which programs took only a part or that they skipped."""
 _IDLE_S = 1.0
 """A run that was not read for so long gives up what is held for it if others need the memory."""
 _WHOLE_SCORE_MIN = 2
-_REQUESTS_BEGIN = 16
+_REQUESTS_BEGIN = 32
+"""1.26 GB/s behind 30 ms and 90 MB/s per connection."""
 _PARTS_PER_GOAL = 32
 """Parts that the distance to read ahead is cut into, as long as they are neither too small nor too large."""
 
@@ -90,9 +94,15 @@ class PositionedReads:
         self.lock = threading.Lock()
         self._fit_part = fit_part
         self._part_bytes_max = min(config.part_bytes, _PART_BYTES_MAX)
-        requests_max = min(config.requests_max, _AHEAD_BYTES_MAX // self._part_bytes_max)
-        self._window = Window(limit=min(_REQUESTS_BEGIN, requests_max), limit_min=1, limit_max=requests_max)
+        self._requests_max = requests_max = min(config.requests_max, _AHEAD_BYTES_MAX // self._part_bytes_max)
+        self._window = Window(
+            limit=min(_REQUESTS_BEGIN, requests_max),
+            limit_min=1,
+            limit_max=requests_max,
+            waits_for_steady_rate=True,
+        )
         self._in_flight_count = 0  # requests ahead
+        self._in_flight_bytes = 0  # of them
         self._ahead_bytes = 0  # held or requested for runs
         self._spare: OrderedDict[Piece, PieceHolder] = OrderedDict()  # the one that was used last comes last
         self._spare_bytes = 0
@@ -105,7 +115,15 @@ class PositionedReads:
     # ── under the lock: how far ahead ──────────────────────────────────────────────────────────────────────────────
 
     def _ahead_bytes_max(self) -> int:
-        return min(_AHEAD_BYTES_MAX, self.budget.bytes_max // 2)
+        wanted_bytes = int(_AHEAD_PER_IN_FLIGHT * self._window.limit * self._part_bytes_max)
+        return min(_AHEAD_BYTES_MAX, self.budget.bytes_max // 2, wanted_bytes)
+
+    def _is_window_full(self) -> bool:
+        """Whether as much is in flight as the window allows, which counts parts of full size: shorter ones may be more."""
+        return (
+            self._in_flight_bytes >= self._window.limit * self._part_bytes_max
+            or self._in_flight_count >= self._requests_max
+        )
 
     def follow(self, owner: PieceHolder, run: ReadRun, *, waits: bool) -> None:
         """Note that a run was read, and choose how far to read ahead of it."""
@@ -136,7 +154,7 @@ class PositionedReads:
         """Find memory for a piece that nobody waits for; False if it has to wait."""
         length_bytes = piece.length_bytes
         if (
-            self._in_flight_count >= self._window.limit
+            self._is_window_full()
             or self._ahead_bytes + length_bytes > self._ahead_bytes_max()
             or not self._hold(piece, force=False)
         ):
@@ -144,6 +162,7 @@ class PositionedReads:
         if not self._in_flight_count:
             self._window.started(time.monotonic())
         self._in_flight_count += 1
+        self._in_flight_bytes += length_bytes
         if piece.run is not None:
             self._ahead_bytes += length_bytes
         return True
@@ -158,7 +177,7 @@ class PositionedReads:
     def feed(self, sends: list[Piece]) -> None:
         """Let runs that had to wait request more, each in turn."""
         for _ in range(len(self._hungry)):
-            if self._in_flight_count >= self._window.limit:
+            if self._is_window_full():
                 return
             run, owner = self._hungry.popitem(last=False)
             owner.read_ahead(run, sends, count_max=1)
@@ -246,6 +265,7 @@ class PositionedReads:
             self._free(piece)
         if piece.is_ahead:
             self._in_flight_count -= 1
+            self._in_flight_bytes -= piece.length_bytes
             throttled = any(attempt.throttled for attempt in completion.attempts)
             self._window.completed(completion.received_bytes, time.monotonic(), throttled=throttled)
 

@@ -200,6 +200,16 @@ def test_a_sequential_reader_is_read_ahead() -> None:
     assert len(spans) < 50
 
 
+def test_what_is_ahead_is_bounded_by_what_may_be_in_flight() -> None:
+    """A reader that stops for a while finds half as much again as fits on the way, not all that the budget could hold."""
+    part_bytes = 128 * KIB
+    reader = Reader(HeldCore(40 * MIB), config=FetchConfig(part_bytes=part_bytes))
+    for offset in range(0, 4 * MIB, MIB // 2):
+        reader.read(offset, MIB // 2)
+    ahead_bytes = max(end for _, end in reader.core.spans()) - 4 * MIB
+    assert 32 * part_bytes <= ahead_bytes <= 48 * part_bytes
+
+
 def test_what_is_read_ahead_is_in_proportion_to_what_was_taken() -> None:
     """A reader that stops early has cost at most nine times what it read, and a MiB."""
     reader = Reader(HeldCore(40 * MIB))
