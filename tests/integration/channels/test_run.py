@@ -116,6 +116,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.heavy
 @needs_fuse
 def test_one_base_directory_in_one_mode_after_the_other(
     run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, tmp_path: Path
