@@ -18,12 +18,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from penstock.errors import ObjectChangedError
 from penstock.mount.contracts import ROOT_INODE, Attributes, Reply
 from penstock.mount.fuse.mounting import MountOptions, mount
 from penstock.mount.fuse.session import FuseSession
+from penstock.transport import engine
 
 MODIFIED_NS = 1_700_000_000_123_456_789
 LIFETIME_S = 60.0
@@ -167,6 +169,16 @@ def default_tree() -> dict[str, Any]:
     return tree | {name: content(name, 100_000) for name in MISBEHAVING}
 
 
+def serve(session: FuseSession, *, on_loop: bool) -> None:
+    """Answer requests until the session ends, on this thread or on that of an event loop."""
+    if not on_loop:
+        session.run()
+        return
+    has_ended = threading.Event()
+    session.start_on(engine.add_reader, ended=lambda _: has_ended.set())
+    has_ended.wait()
+
+
 def main(directory: str) -> None:
     """Serve the tree until it is unmounted."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
@@ -181,7 +193,7 @@ def main(directory: str) -> None:
     )
     mounted = mount(directory, options)
     session = FuseSession(mounted.descriptor, file_system)
-    thread = threading.Thread(target=session.run, name="session")
+    thread = threading.Thread(target=partial(serve, session, on_loop="--loop" in sys.argv), name="session")
     thread.start()
 
     def say(**what: Any) -> None:

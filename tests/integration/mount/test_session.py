@@ -97,6 +97,18 @@ def served(tmp_path: Path) -> Iterator[ServedMount]:
         mounted.close()
 
 
+@pytest.fixture(params=["thread", "loop"])
+def served_either_way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedMount]:
+    """The same, by a session that has a thread of its own, and by one on the thread of an event loop."""
+    directory = tmp_path / "mount"
+    directory.mkdir()
+    mounted = ServedMount(directory, *(["--loop"] if request.param == "loop" else []))
+    try:
+        yield mounted
+    finally:
+        mounted.close()
+
+
 def test_names_attributes_and_bytes(served: ServedMount) -> None:
     """Programs see the entries, their attributes and their bytes."""
     names = served.run("ls", "-1").stdout.split()
@@ -199,11 +211,12 @@ def test_answers_from_other_threads(served: ServedMount) -> None:
     ("name", "signal_name"),
     [("hangs", "KILL"), ("hangs", "TERM"), ("hangs-open", "KILL"), ("hangs-open", "TERM")],
 )
-def test_a_killed_program_dies(served: ServedMount, name: str, signal_name: str) -> None:
+def test_a_killed_program_dies(served_either_way: ServedMount, name: str, signal_name: str) -> None:
     """A program that waits for a reply which never comes ends at once when it is killed; a late reply does no harm.
 
     SIGQUIT is left out: the kernel does not always interrupt the request for it.
     """
+    served = served_either_way
     program = subprocess.Popen(["cat", served.directory / name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _wait_until(lambda: served.tell("statistics")["held"] > 0)
     program.send_signal(getattr(signal, f"SIG{signal_name}"))
@@ -214,8 +227,9 @@ def test_a_killed_program_dies(served: ServedMount, name: str, signal_name: str)
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs-open"])
-def test_a_signal_that_does_not_kill(served: ServedMount, name: str) -> None:
+def test_a_signal_that_does_not_kill(served_either_way: ServedMount, name: str) -> None:
     """A handled signal does not make a read fail; a fatal one that comes later still ends the program."""
+    served = served_either_way
     script = """if True:
         import signal, sys
         signal.signal(signal.SIGALRM, lambda *_: None)
