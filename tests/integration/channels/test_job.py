@@ -151,8 +151,17 @@ def test_the_end_before_the_start(faulty: FaultyServer, tmp_path: Path, mode: st
     faulty.objects["train/a"] = b"x" * 1000
     faulty.fail("stall_head", match="train/a", times=None, seconds=60)
     process = started(
-        faulty, tmp_path, "--mode", mode, "-c", f"{faulty.url}/train/", "--", "sh", "-c", 'cat "$SM_CHANNEL_TRAINING"_0'
-    )
+        faulty,
+        tmp_path,
+        "--mode",
+        mode,
+        "-c",
+        f"{faulty.url}/train/",
+        "--",
+        "sh",
+        "-c",
+        'exec cat "$SM_CHANNEL_TRAINING"_0',
+    )  # a shell that waits for another process would not end by SIGINT, which the program alone gets
     wait_for_request(faulty, "train/a")
     process.send_signal(number)
     process.send_signal(number)
