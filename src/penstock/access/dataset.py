@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
-from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline, Select
+from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline, Select, Sequential, check_rereadable
 from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
@@ -85,7 +85,7 @@ class PipelineDataset(Dataset):
             hint = "samples by number need an index; a Loader reads without one"
             raise ConfigError(f"index={index!r} must be 'auto' or 'require'", hint=hint)
         source = pipeline.source
-        assert not isinstance(source, Mix)  # checked by transform_of
+        assert not isinstance(source, Mix | Sequential)  # checked by transform_of
         self._reader: SampleReader
         if isinstance(source, Objects) and source.read is not None:
             self._reader = FunctionReader(source)
@@ -200,6 +200,7 @@ def transform_of(pipeline: Pipeline) -> SampleTransform:
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"{pipeline!r} is not a pipeline", hint="ps.objects(url).decode(...)")
+    check_rereadable(pipeline, "open")
     if isinstance(pipeline.source, Mix):
         raise ConfigError(
             f"{pipeline!r} mixes sources, and samples of a mix have an order but no numbers",

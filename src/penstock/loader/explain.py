@@ -16,7 +16,7 @@ from penstock.loader.plan.stages import row_bytes
 from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
-from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
+from penstock.pipeline import Batch, Pipeline, Shards, Shuffle, check_rereadable
 from penstock.sizes import format_bytes
 from penstock.tracebacks import boundary
 
@@ -135,6 +135,7 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_rereadable(pipeline, "explain")
     check_names("explain", options, ("file", *LoaderOptions.__dataclass_fields__))
     given = LoaderOptions(**options)
     # The plan is compared with the budget that it names, but explaining it leaves the process's budget alone.

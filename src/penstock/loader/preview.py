@@ -12,7 +12,7 @@ from penstock.config import MIB, FetchConfig, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, check_rereadable
 from penstock.sizes import format_bytes
 from penstock.tracebacks import boundary
 
@@ -42,6 +42,7 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_rereadable(pipeline, "peek")
     check_whole("n", n, 1, PEEK_MAX)
     found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
     return [samples[row] for row in range(n) for samples in found if row < len(samples)][:n]

@@ -33,6 +33,7 @@ STATE_VERSION = 1
 _REQUIRED = {"version": int, "order_version": int, "mode": str, "epoch": int, "batches": int, "job": dict, "data": str}
 _LANE_COUNTS = ("segment", "offset_bytes", "sample", "run", "before", "emitted")
 _COUNT_MAX = (1 << 62) - 1
+_COUNTED_MODES = ("index", "sequential")  # their positions are numbers of samples
 _HINT = "a state is what loader.state_dict() returned"
 _FACTS = {
     "seed": "the seed of .shuffle()",
@@ -53,7 +54,7 @@ class LoaderState:
     Attributes:
         epoch: Epoch number, from 0.
         batches_count: Number of batches of this epoch that have been handed out.
-        mode: ``"index"`` or ``"stream"``; empty if nothing has been read.
+        mode: ``"index"``, ``"stream"`` or ``"sequential"``; empty if nothing has been read.
         facts: The facts that the order depends on, by name; empty if nothing has been read.
         data_digest: Identity of the data set; empty if nothing has been read.
         position: Position from which reading continues; None is the beginning of the epoch.
@@ -133,7 +134,7 @@ class LoaderState:
         """Refuse a state that was saved with another order.
 
         Args:
-            mode: How this loader reads, ``"index"`` or ``"stream"``.
+            mode: How this loader reads, ``"index"``, ``"stream"`` or ``"sequential"``.
             facts: The facts that its order depends on, by name.
 
         Raises:
@@ -208,7 +209,7 @@ def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
 def _position_from_json(cursor: Any, *, mode: str) -> Position:
     """The position that JSON describes, in a state of this mode."""
     base: FeedPosition
-    if mode == "index":
+    if mode in _COUNTED_MODES:
         _checked_dict(cursor, "cursor", ("position",))
         base = IndexPosition(_checked_count(cursor["position"], "cursor['position']"))
     else:

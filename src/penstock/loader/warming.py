@@ -8,7 +8,7 @@ from penstock.cache.warm import Warmed, warm
 from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, check_rereadable
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def warm_cache(
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"warm_cache({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_rereadable(pipeline, "warm_cache")
     finder = SourceFinder(pipeline, fetch=None, index_dir=index_dir, cache=cache)
     try:
         by_store: dict[Store, list[PlanItem]] = {}

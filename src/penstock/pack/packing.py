@@ -20,7 +20,7 @@ from penstock.pack.recipes import EntriesRecipe
 from penstock.pack.sequence import is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
-from penstock.pipeline import Objects, Pipeline, objects
+from penstock.pipeline import Objects, Pipeline, check_rereadable, objects
 from penstock.sources.shards import Shard, ShardFinder
 from penstock.tracebacks import boundary
 
@@ -183,6 +183,7 @@ class Packing(PackJob):
 
     def _refuse_inside(self) -> None:
         if isinstance(self._source, Pipeline):
+            check_rereadable(self._source, "pack")
             source = self._source.source
             if not isinstance(source, Objects):
                 raise ConfigError(f"{source!r} already describes shards", hint="penstock.pack.convert rewrites shards")

@@ -7,8 +7,8 @@ from penstock.pipeline.factories import ConnectionOptions, mix, objects, shards
 from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
 from penstock.pipeline.image import Image
 from penstock.pipeline.mixing import Flat, Mix
-from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.source import Connection, Objects, Shards
+from penstock.pipeline.pipeline import Pipeline, check_rereadable
+from penstock.pipeline.source import Connection, Objects, Sequential, SequentialEpoch, SequentialReader, Shards
 from penstock.pipeline.stages import (
     Decode,
     Evaluate,
@@ -50,6 +50,9 @@ __all__ = [
     "Pipeline",
     "Sample",
     "Select",
+    "Sequential",
+    "SequentialEpoch",
+    "SequentialReader",
     "Shards",
     "Shuffle",
     "SizeBudget",
@@ -57,6 +60,7 @@ __all__ = [
     "Stage",
     "Take",
     "Text",
+    "check_rereadable",
     "mix",
     "objects",
     "shards",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.pipeline.pipeline import Pipeline
-    from penstock.pipeline.source import Objects, Shards
+    from penstock.pipeline.source import Objects, Sequential, Shards
 
 Stop: TypeAlias = Literal["all", "first", "repeat"]
 Weights: TypeAlias = tuple[float, ...]
@@ -77,7 +77,7 @@ class Flat(NamedTuple):
     """A pipeline as single sources and their shares, without nested mixes.
 
     Attributes:
-        leaves: Pipelines over ``Shards`` or ``Objects``, each with all stages that its samples pass.
+        leaves: Pipelines over ``Shards``, ``Objects`` or ``Sequential``, each with all stages that its samples pass.
         schedule: Pairs of a position and the share of each leaf from there on, in ascending order; the first position
             is 0, and shares sum to 1.
         stop: As in ``Mix``.
@@ -101,7 +101,7 @@ def parts_of(weights: Mapping[Pipeline, float], schedule: Mapping[int, Mapping[P
     return parts, tuple(weights.values()), tuple(later)
 
 
-def flattened(source: Shards | Objects | Mix, pipeline: Pipeline) -> Flat:
+def flattened(source: Shards | Objects | Sequential | Mix, pipeline: Pipeline) -> Flat:
     """Return the single sources of `pipeline`; the share of each is the product of the shares of the mixes that contain it.
 
     Args:

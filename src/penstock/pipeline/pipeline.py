@@ -9,6 +9,7 @@ from penstock import bindings
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize, Oversize, names_of, padding_of
 from penstock.pipeline.mixing import flattened
+from penstock.pipeline.source import Sequential
 from penstock.pipeline.stages import (
     Decode,
     Evaluate,
@@ -43,14 +44,14 @@ _S = TypeVar("_S", bound="Stage")
 class Pipeline:
     """Describes where samples come from and what a ``Loader`` does with them; its ``repr`` reads like the code that made it.
 
-    ``penstock.shards``, ``penstock.objects`` and ``penstock.mix`` make a pipeline.
+    ``penstock.shards``, ``penstock.objects``, ``penstock.mix`` and ``penstock.channels.PipeReader.pipeline`` make a pipeline.
 
     Attributes:
         source: Where samples come from.
         stages: Stages that the samples go through, from first to last.
     """
 
-    source: Shards | Objects | Mix
+    source: Shards | Objects | Sequential | Mix
     stages: tuple[Stage, ...] = ()
 
     def shuffle(self, window: int = 16_384, *, seed: int = 0) -> Pipeline:
@@ -377,12 +378,30 @@ def check_part(part: object, what: str) -> None:
     """
     if not isinstance(part, Pipeline):
         raise ConfigError(f"{what}() takes pipelines, not {part!r}", hint="ps.shards(url)")
+    check_rereadable(part, what)
     for kind in (Shuffle, Take, Evaluate, Batch, BatchBySize):
         if part.stage(kind) is not None:
             raise ConfigError(
                 f"{what}() of {part!r}: .{_snake(kind.__name__)}() must come after {what}()",
                 hint=f"ps.{what}(...).{_snake(kind.__name__)}(...)" if what == "mix" else "leave it out",
             )
+
+
+def check_rereadable(pipeline: Pipeline, what: str) -> None:
+    """Check that the samples of a pipeline can be listed, and read more than once.
+
+    Args:
+        pipeline: The pipeline.
+        what: Name of the function that needs this.
+
+    Raises:
+        ConfigError: A reader gives the samples once per epoch.
+    """
+    if any(isinstance(leaf.source, Sequential) for leaf in pipeline.flat().leaves):
+        raise ConfigError(
+            f"{what}() of {pipeline!r}: its samples come once per epoch, and cannot be listed or read again",
+            hint=f"iterate a ps.Loader, or call {what}() with ps.shards() of the data's URL",
+        )
 
 
 def _snake(name: str) -> str:

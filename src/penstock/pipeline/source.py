@@ -1,9 +1,9 @@
-"""The sources of a pipeline as frozen records: URLs, and the options to connect to them. Nothing is listed or read here."""
+"""The sources of a pipeline as frozen records: URLs and the options to connect to them, or a reader. Nothing is read here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from penstock.config import check_configs
 from penstock.errors import ConfigError
@@ -12,9 +12,10 @@ from penstock.redaction import HIDDEN, public_url
 from penstock.tracebacks import function_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.config import HedgeConfig, RetryConfig, TransportConfig
+    from penstock.formats import Sample
     from penstock.store import Credentials
 
 OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
@@ -135,6 +136,49 @@ class Objects:
         options = [] if self.group_by is None else [f"group_by={self.group_by!r}"]
         options += [] if self.read is None else [f"read={function_name(self.read)}"]
         return _shown("objects", self, options)
+
+
+class SequentialEpoch(Protocol):
+    """The samples of one epoch of a ``SequentialReader``. One thread reads; any thread may close."""
+
+    def read(self) -> Sequence[Sample] | None:
+        """The samples that arrive next, perhaps none; None at the end. Blocks for them."""
+
+    def close(self) -> None:
+        """Leave the epoch, and have a ``read`` that blocks in another thread return; idempotent."""
+
+
+class SequentialReader(Protocol):
+    """Gives the samples of each epoch once, from the first to the last, in an order that is the same in every run."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data, for messages and for ``__shard__``."""
+
+    @property
+    def identity(self) -> str:
+        """What the samples and their order depend on; a state that was saved with another identity is refused."""
+
+    def open_epoch(self, epoch: int) -> SequentialEpoch:
+        """Begin an epoch. Epochs before it that were not read are left out.
+
+        Raises:
+            ConfigError: The epoch was begun before.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Samples that a reader gives, which cannot be listed, counted or read again.
+
+    Attributes:
+        reader: The reader. It belongs to the caller.
+    """
+
+    reader: SequentialReader
+
+    def __repr__(self) -> str:
+        return f"{self.reader!r}.pipeline()"
 
 
 def _check_urls(what: str, urls: tuple[str, ...], *, manifest: str | None) -> None:

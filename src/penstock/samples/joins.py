@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import bindings, compose
 from penstock.errors import ConfigError, DecodeError
-from penstock.pipeline import Mix, Pipeline
+from penstock.pipeline import Objects, Pipeline, Shards
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Table:
 def table_of(join: Join, pipeline: Pipeline) -> Table:
     """Return the table of a join. Everything in this process that joins the table shares it, such as the sources of a mix."""
     source = pipeline.source
-    connection = None if isinstance(source, Mix) else source.connection
+    connection = source.connection if isinstance(source, Shards | Objects) else None
     with _shared_lock:
         # A forked child reads the table again: the fork may have happened while another thread was reading it.
         return _shared.setdefault((os.getpid(), join, connection), Table(join, pipeline))
@@ -99,8 +99,10 @@ def _read(join: Join, pipeline: Pipeline) -> bytes:
     assert isinstance(url, str)
     root, key = compose.split(url)
     source = pipeline.source
-    beside = "" if isinstance(source, Mix) else next(iter(source.urls), "")
-    options = source.connection.given() if beside and _scheme(beside) == _scheme(url) else {}  # type: ignore[union-attr]
+    options = {}
+    if isinstance(source, Shards | Objects):
+        beside = next(iter(source.urls), "")
+        options = source.connection.given() if beside and _scheme(beside) == _scheme(url) else {}
     with compose.connect(root, **options) as store:
         size_bytes = store.stat(key).size_bytes
         if size_bytes is not None and size_bytes > join.bytes_max:

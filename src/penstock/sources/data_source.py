@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.index import IndexPlace, ShardRow
+    from penstock.pipeline import SequentialReader
     from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
 
@@ -24,6 +25,7 @@ class DataSource:
         objects: Samples that are objects of their own and need no index; None for shards.
         indexed_count: Number of shards that an index knows.
         outdated_count: Number of shards that an index knows in another version only.
+        reader: Gives the samples of a source that cannot be listed; None for shards and objects.
     """
 
     shards: Sequence[Shard]
@@ -32,11 +34,12 @@ class DataSource:
     objects: SampleReader | None = None
     indexed_count: int = 0
     outdated_count: int = 0
+    reader: SequentialReader | None = None
 
     @property
     def is_indexed(self) -> bool:
         """Whether the number of samples is known without reading them."""
-        return self.objects is not None or self.indexed_count == len(self.shards)
+        return self.objects is not None or (self.reader is None and self.indexed_count == len(self.shards))
 
     @property
     def counts(self) -> Sequence[int]:

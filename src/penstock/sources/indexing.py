@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock import index
 from penstock.config import check_path
 from penstock.errors import ConfigError
-from penstock.pipeline import Pipeline, Shards, shards
+from penstock.pipeline import Pipeline, Shards, check_rereadable, shards
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
@@ -53,6 +53,7 @@ def build_index(
         raise ConfigError("beside=True excludes index_dir=")
     check_path("index_dir", index_dir)
     pipeline = source if isinstance(source, Pipeline) else shards(source)
+    check_rereadable(pipeline, "build_index")
     if not isinstance(pipeline.source, Shards):
         raise ConfigError(f"{pipeline.source!r} is not a single set of shards", hint="index its sources one by one")
     finder = ShardFinder(pipeline.source, fetch=None)

@@ -15,6 +15,7 @@ from penstock.loader import Loader
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import may_drop
+from penstock.pipeline import Sequential
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.shared import Once
@@ -195,6 +196,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     def _made(self, worker: Worker | None, state: dict[str, Any] | None = None) -> Loader:
         options = self._options.copy()
         if worker is not None:
+            if isinstance(self.pipeline.source, Sequential):
+                raise ConfigError(
+                    f"{self.pipeline.source.reader.name} is read by one process, not by DataLoader workers",
+                    hint="num_workers=0, or a ps.Loader: both decode in threads",
+                )
             if options.get("on_epoch") is not None:
                 raise ConfigError(
                     "on_epoch decides by one loader's statistics, and each DataLoader worker has its own",

@@ -145,7 +145,7 @@ class StreamedOutOfOrder(BatchSource):
         while (delivery := self._run.next_batch()) is not None:
             number = self._next_number
             self._next_number += 1
-            assert isinstance(delivery.position, StreamPosition)
+            assert isinstance(delivery.position, IndexPosition | StreamPosition)
             position = self._tracker.take(self._tracker.number_of(delivery.number), delivery.position)
             if not self._finisher.skips(delivery):
                 return NumberedBatch(self._finisher.finish(delivery, self._rows_count), position, number)

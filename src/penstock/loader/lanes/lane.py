@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes.lane_reader import LaneReader
     from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
     from penstock.order import MixOrder
 
@@ -44,6 +43,16 @@ class RunOrder(Protocol):
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
         """The order in which a run is handed out: its k-th sample handed out is sample number ``result[k]`` of the run."""
+
+
+class PieceReader(Protocol):
+    """Reads the samples of a lane in stored order; ``LaneReader`` is one."""
+
+    def read(self) -> list[ParsedSamples] | None:
+        """The samples that arrive next, perhaps none; None at the end. Blocks for them."""
+
+    def close(self) -> None:
+        """Cancel what is being read; from any thread, idempotent."""
 
 
 class PinnedBytes:
@@ -116,7 +125,7 @@ class Lane:
         number: int,
         *,
         runs: RunOrder,
-        reader: LaneReader,
+        reader: PieceReader,
         pins: PinnedBytes,
         start: RunStart | None = None,
         given_count: int = 0,
@@ -246,7 +255,7 @@ class Lane:
                     offset_bytes=samples[0].offset_bytes,
                     sample=piece.first_sample + begin,
                     format=piece.segment.format,
-                    etag=piece.segment.shard.etag,
+                    etag=piece.segment.etag,
                 )
             self._piece_at += len(samples)
             if self._piece_at == len(piece.samples):

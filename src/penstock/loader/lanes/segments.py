@@ -52,6 +52,22 @@ class SampleSource(Protocol):
         """Number of the source in a mix; 0 if there is only one source."""
 
 
+class LaneSegment(SampleSource, Protocol):
+    """Consecutive samples of a lane that have one origin: a segment of a shard, or the epoch of a reader."""
+
+    @property
+    def index(self) -> int:
+        """Number of this segment in its lane, counted over the whole epoch."""
+
+    @property
+    def format(self) -> str | None:
+        """Format of its shard, a name in ``formats``; None if it lies in no shard."""
+
+    @property
+    def etag(self) -> str | None:
+        """ETag of its shard; None if there is none."""
+
+
 SourcedSamples: TypeAlias = "tuple[Sequence[Sample], list[SampleSource]]"
 """Samples, and where each came from.
 
@@ -124,6 +140,11 @@ class ShardSegment:
         """Whether the shard is read from its first byte to its last."""
         return not self.offset_bytes and self.end_bytes is None
 
+    @property
+    def etag(self) -> str | None:
+        """ETag of the shard; None if it is not known or the store has none."""
+        return self.shard.etag
+
     def plan_items(self) -> list[PlanItem]:
         """What to request from the store. Cost: a HEAD if the end of the shard is needed and not known."""
         shard = self.shard
@@ -179,7 +200,7 @@ class ParsedSamples(NamedTuple):
     """
 
     samples: Sequence[Sample]
-    segment: ShardSegment
+    segment: LaneSegment
     first_sample: int
     size_bytes: int
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock.config import FetchConfig, default_budget_bytes
+from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
 from penstock.loader.batching import Batching
 from penstock.loader.lanes.recording import IndexRecorder
-from penstock.loader.lanes.segments import ReadOptions, lane_read_ahead_sizes
+from penstock.loader.lanes.segments import ReadAheadSizes, ReadOptions, lane_read_ahead_sizes
 from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.mix import mixed_order, reweighted_order
 from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.sequential_read_plan import SequentialReadPlan
 from penstock.loader.plan.stages import is_plain, may_drop, rebatches, row_bytes
 from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.order import Batches, IndexedOrder, MixOrder, StreamOrder
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.index import ShardRow
     from penstock.loader.lanes.feed import OpenedFeed
-    from penstock.loader.lanes.segments import ReadAheadSizes
     from penstock.loader.options import LoaderOptions
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class ReadPlan(Protocol):
-    """The part of the data that a rank reads, epoch after epoch: ``IndexedReadPlan`` or ``StreamedReadPlan``."""
+    """The part of the data that a rank reads, epoch after epoch: one of the classes in ``*_read_plan.py`` here."""
 
     @property
     def mode(self) -> str:
-        """``"index"`` or ``"stream"``."""
+        """``"index"``, ``"stream"`` or ``"sequential"``."""
 
     @property
     def sources(self) -> Sequence[DataSource]:
@@ -234,7 +234,10 @@ class _Planner:
         pipeline, options, order = self._pipeline, self._options, self._order_options
         data = finder.find(index=_index_option(options.index, "" if self._state is None else self._state.mode))
         read_plan: ReadPlan
-        if data.is_indexed:
+        if data.sources[0].reader is not None:
+            read_plan = self._sequential(data.sources[0])
+            facts = self._facts(1)
+        elif data.is_indexed:
             read_plan = self._indexed(data.sources)
             facts = self._facts(read_plan.order.lanes_count)
             if isinstance(read_plan.order, MixOrder):
@@ -306,6 +309,43 @@ class _Planner:
         return StreamedReadPlan(
             source=source, order=order, reading=reading, needs=self._needs(data.sources, lanes_count)
         )
+
+    def _sequential(self, source: DataSource) -> SequentialReadPlan:
+        self._check_sequential(source)
+        order = self._order_options._replace(lanes=1)
+        needs = self._needs([source], 1)._replace(window_count=order.window if order.shuffled else 0, data_bytes=None)
+        return SequentialReadPlan(
+            source=source,
+            order=StreamOrder(shards_count=1, **order._asdict()),
+            reading=self._reading(ReadAheadSizes(MIB, 1), ranged_count=0),
+            needs=needs,
+        )
+
+    def _check_sequential(self, source: DataSource) -> None:
+        """Refuse what needs more than one pass over the samples, from the first to the last, in one process."""
+        options, world_size = self._options, self._order_options.world_size
+        assert source.reader is not None
+        name = source.reader.name
+        if world_size > 1:
+            raise ConfigError(
+                f"world_size={world_size}: {name} is read by one rank",
+                hint="give each rank a pipe of its own, by copies= or split= of the channel, and "
+                "Loader(rank=0, world_size=1)",
+            )
+        if options.processes or options.stride[1] > 1:
+            given = f"processes={options.processes}" if options.processes else f"{options.stride[1]} DataLoader workers"
+            raise ConfigError(
+                f"{given}: only one process can read {name}", hint="decode in threads: Loader(threads=...)"
+            )
+        if options.index not in ("auto", "stream"):
+            raise ConfigError(f"index={options.index!r}: {name} has no index", hint="leave index= out")
+        if options.lanes not in (None, 1):
+            raise ConfigError(f"lanes={options.lanes}: {name} is one lane", hint="leave lanes= out")
+        if self._pipeline.stage(Evaluate) is not None:
+            raise ConfigError(
+                f"{name} cannot be padded to full batches, because it is read once",
+                hint="leave .evaluate() out: without .shuffle(), each sample comes once, in order",
+            )
 
     def _check_stream(self, data: PipelineData) -> None:
         """Refuse a pipeline that cannot be read without an index."""

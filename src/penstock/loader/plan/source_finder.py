@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
-from penstock.pipeline import Mix, Objects, Shards
+from penstock.pipeline import Mix, Objects, Sequential, Shards
 from penstock.sources.data_source import DataSource
 from penstock.sources.shards import ShardFinder
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.index import EarlyIndex
-    from penstock.pipeline import Pipeline
+    from penstock.pipeline import Pipeline, SequentialReader
     from penstock.sources.shards import Shard
     from penstock.store import Store
 
@@ -42,12 +42,14 @@ class PipelineData:
     summary: str
 
     def digest(self) -> str:
-        """Identity of the data: a digest of the URLs, sizes and ETags of the listing."""
+        """Identity of the data: a digest of the URLs, sizes and ETags of the listing, or of the reader's identity."""
         digest = hashlib.blake2b(digest_size=16)
         for source in self.sources:
             lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
             if source.objects is not None:
                 lines += [f"{key}\n" for key in source.objects.iter_keys()]
+            if source.reader is not None:
+                lines.append(f"{source.reader.identity}\n")
             digest.update("".join(lines).encode(errors="surrogateescape"))  # one call: there may be millions of lines
         return digest.hexdigest()
 
@@ -73,10 +75,14 @@ class SourceFinder:
         share: Callable[[Callable[[], bytes]], bytes] | None = None,
     ) -> None:
         self._index_dir = index_dir
+        self._reader: SequentialReader | None = None
         self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
         for leaf in pipeline.flat().leaves:
             assert not isinstance(leaf.source, Mix)
-            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache, share=share)))
+            if isinstance(leaf.source, Sequential):  # it is the only source: mix() refuses it
+                self._reader = leaf.source.reader
+            else:
+                self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache, share=share)))
 
     def find(self, *, index: str) -> PipelineData:
         """List the sources, and look for indexes of their shards.
@@ -90,6 +96,12 @@ class SourceFinder:
             StoreError: A store cannot be listed.
             ConfigError: No store can read a URL; or an index is needed, and no index knows all shards.
         """
+        if self._reader is not None:
+            return PipelineData(
+                sources=[DataSource(shards=[], reader=self._reader)],
+                is_indexed=False,
+                summary=f"reading {self._reader.name} in its own order",
+            )
         sources = [self._source(number, index) for number in range(len(self._sources))]
         total = sum(len(source.shards) for source in sources)
         samples = sum(source.samples_count for source in sources)

@@ -12,6 +12,7 @@ from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
+from penstock.loader.plan.uncounted_read_plan import SIZED_COUNT, UncountedReadPlan, mean_bytes
 from penstock.loader.position import LANE_BEGIN, IndexPosition
 from penstock.types import strong_etag
 
@@ -19,45 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.loader.batching import Batching
-    from penstock.loader.lanes.segments import ReadOptions
-    from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
+    from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.position import FeedPosition, LanePosition, RunStart, StreamPosition
     from penstock.order import StreamOrder
-    from penstock.sources.data_source import DataSource
     from penstock.sources.shards import Shard
 
 
-SIZED_COUNT = 8
-"""Number of samples of each lane from which the size of all samples is estimated."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedReadPlan:
-    """The part of a data set without an index that this rank reads.
-
-    Attributes:
-        source: The data set.
-        order: Order of epoch 0.
-        reading: Options of the lanes.
-        needs: Memory that reading needs, once the size of a sample is known.
-    """
+class StreamedReadPlan(UncountedReadPlan):
+    """The part of a data set without an index that this rank reads."""
 
     mode: ClassVar[str] = "stream"
-
-    source: DataSource
-    order: StreamOrder
-    reading: ReadOptions
-    needs: MemoryNeeds
-
-    @property
-    def sources(self) -> Sequence[DataSource]:
-        """The source, as a list."""
-        return [self.source]
-
-    @property
-    def memory(self) -> None:
-        """None: only the first samples tell."""
 
     @property
     def _shards(self) -> Sequence[Shard]:
@@ -107,7 +81,7 @@ class StreamedReadPlan:
             for lane in lanes:
                 while lane.is_waiting and len(lane.first(SIZED_COUNT)) < SIZED_COUNT:
                     lane.read_more()
-            sample_bytes = _mean_bytes(lanes)
+            sample_bytes = mean_bytes(lanes)
         finally:
             for lane in lanes:
                 lane.close()
@@ -130,19 +104,6 @@ class StreamedReadPlan:
         except UnknownRequestsError:
             return None
         return estimator.total
-
-    def batches(self, epoch: int, *, batching: Batching) -> None:
-        """None, because the batches are known only after reading."""
-
-    def _window_bytes(self, lanes: Sequence[Lane]) -> int:
-        """Bytes that the window of these lanes holds, estimated from their first samples.
-
-        Raises:
-            ConfigError: The memory that the rank needs exceeds its budget.
-        """
-        plan = self.needs.plan(_mean_bytes(lanes), self.reading.sizes)
-        plan.check()
-        return plan.window_bytes * len(lanes) // self.needs.readers_count
 
     def _lanes(self, order: StreamOrder, position: StreamPosition | None) -> tuple[list[Lane], list[ShardSegment]]:
         """The lanes of the rank that are not empty at `position`, and the segments that all of them read.
@@ -180,12 +141,6 @@ class StreamedReadPlan:
         reader = LaneReader(segments, reading=self.reading)
         lane = Lane(number, runs=order, reader=reader, pins=pins, start=start, given_count=given_count)
         return lane, segments
-
-
-def _mean_bytes(lanes: Sequence[Lane]) -> float:
-    """Mean size of the first samples of all lanes as stored, of those that have arrived."""
-    samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
-    return sum(value.nbytes for sample in samples for value in sample.fields.values()) / max(1, len(samples))
 
 
 def _first_segment(segments: Sequence[ShardSegment], start: RunStart) -> ShardSegment:
