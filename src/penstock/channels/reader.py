@@ -7,29 +7,22 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from penstock.channels.pipe_epoch import PipeEpoch
+from penstock.channels.pipe_formats import PIPE_FORMATS
 from penstock.config import check_number, check_whole
 from penstock.errors import ConfigError, DeadlineError
-from penstock.formats import parser_of
-from penstock.formats.parsing import feed_in_pieces
-from penstock.formats.tar_joined import ArchiveSplitter
+from penstock.pipeline import Pipeline, Sequential
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.formats import Sample
-
-PipeFormat: TypeAlias = Literal["recordio", "tfrecord", "tar", "lines"]
-
-READ_BYTES = 1 << 20
-"""Bytes asked for at a time: the largest pipe that users may have."""
+    from penstock.channels.pipe_formats import PipeFormat
 
 POLL_S = 0.005
 _DEFAULT_BASE = "/opt/ml"
-_RECORDS = {"recordio": "recordio-raw", "tfrecord": "tfrecord-raw"}
-_FORMATS = ("recordio", "tfrecord", "tar", "lines")
 
 
 @boundary
@@ -44,6 +37,8 @@ class PipeReader:
 
     ``state_dict()`` says how many samples were delivered. A reader that gets this state in a later run leaves the epochs before
     early, and skips the samples; as the order of an epoch follows from the channel's seed alone, it continues exactly.
+
+    ``pipeline()`` makes the samples the source of a ``Loader``, which decodes, shuffles and batches them.
 
     TensorFlow's ``TFRecordDataset`` cannot read a FIFO, because it reads at offsets; ``tf.data.Dataset.from_generator`` on a
     reader of ``"tfrecord"`` takes its place.
@@ -71,20 +66,49 @@ class PipeReader:
         base: str | os.PathLike[str] | None = None,
         wait_s_max: float = 120.0,
     ) -> None:
-        if format not in _FORMATS:
-            raise ConfigError(f"format={format!r} must be one of {', '.join(map(repr, _FORMATS))}")
+        if format not in PIPE_FORMATS:
+            raise ConfigError(f"format={format!r} must be one of {', '.join(map(repr, PIPE_FORMATS))}")
         if copy is not None:
             check_whole("copy", copy, 0)
         check_number("wait_s_max", wait_s_max, 0)
         folder = Path(os.environ.get("SAGEMAKER_BASE_DIR", _DEFAULT_BASE) if base is None else base)
+        self._channel = channel
         self._format = format
-        self._path = folder / "input" / "data" / _pipe_of(folder, channel, copy)
+        self._pipe = _pipe_of(folder, channel, copy)
+        self._path = folder / "input" / "data" / self._pipe
+        self._seed = _seed_of(folder, self._pipe)
         self._wait_s_max = wait_s_max
         self._delivered_count = 0
         self._skipped_count = 0
         self._next_fifo = 0
-        self._fd: int | None = None
+        self._current: PipeEpoch | None = None
         self.epoch = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the pipe, ``pipe:train``; in a pipeline, the samples have it as their ``__shard__``."""
+        return f"pipe:{self._pipe}"
+
+    @property
+    def identity(self) -> str:
+        """What the samples and their order depend on: the pipe, its format, and the seed of the channel."""
+        return f"{self.name} format={self._format} seed={self._seed}"
+
+    def __repr__(self) -> str:
+        return f"PipeReader({self._channel!r}, format={self._format!r})"
+
+    def pipeline(self) -> Pipeline:
+        """Return a pipeline over the samples: ``PipeReader("train", format="tar").pipeline().decode(...).batch(32)``.
+
+        Its ``Loader`` reads an epoch of the pipe in each of its epochs, in the order of the pipe; ``.shuffle(window)`` permutes
+        the samples within runs of ``window`` samples. The state of the ``Loader`` continues inside an epoch, in a new run with
+        the same seed: the samples before it are read and passed over, and are not decoded.
+
+        The fields are ``record`` for ``"recordio"`` and ``"tfrecord"``, ``line`` for ``"lines"``, and the members of a sample
+        for ``"tar"``. The samples cannot be counted, so the ``Loader`` has no length. It reads in one process, as the only
+        rank, and decodes in threads; ``mix``, ``join`` of its samples, ``peek``, ``explain`` and random access are refused.
+        """
+        return Pipeline(Sequential(self))
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
@@ -112,33 +136,46 @@ class PipeReader:
             )
         self.epoch, self._skipped_count, self._delivered_count = epoch, samples, samples
 
+    def open_epoch(self, epoch: int) -> PipeEpoch:
+        """Begin an epoch, for a ``Loader``. The epochs before it that were not read are left early.
+
+        Raises:
+            ConfigError: The epoch was begun before.
+            DeadlineError: Its pipe did not appear in time.
+        """
+        self.close()
+        if epoch < self._next_fifo:
+            raise ConfigError(
+                f"epoch {epoch} is over: a pipe gives each epoch once, and the next one is {self._next_fifo}",
+                hint="load the state into a new run",
+            )
+        while self._next_fifo < epoch:
+            os.close(self._open())
+        self.epoch, self._delivered_count, self._skipped_count = epoch, 0, 0
+        self._current = PipeEpoch(self._open(), PIPE_FORMATS[self._format], name=str(self._path))
+        return self._current
+
     def close(self) -> None:
         """Leave the current epoch, if it is not over; the next iteration reads the next one. Idempotent."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        self.epoch += 1
-        self._delivered_count = 0
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
+            self.epoch += 1
+            self._delivered_count = 0
 
     def _samples(self) -> Iterator[Any]:
-        while self._next_fifo < self.epoch:  # epochs that were read before a restart
-            os.close(self._open())
-        fd = self._fd = self._open()
-        skip, self._skipped_count = self._skipped_count, 0
-        for sample in _samples_of(fd, self._format, str(self._path)):
+        skip, delivered = self._skipped_count, self._delivered_count
+        current = self.open_epoch(self.epoch)
+        self._delivered_count = delivered
+        for value in current.values():
             if skip:
                 skip -= 1
                 continue
             self._delivered_count += 1
-            yield sample
-            if self._fd != fd:
+            yield value
+            if self._current is not current:
                 return  # closed meanwhile
-        self._fd = None
-        os.close(fd)
-        self._end_epoch()
+        self.close()
 
     def _open(self) -> int:
         """Open the FIFO of the next epoch, and wait for it.
@@ -185,58 +222,11 @@ def _pipe_of(base: Path, channel: str, copy: int | None) -> str:
     return name
 
 
-def _chunks(fd: int) -> Iterator[bytes]:
-    while data := os.read(fd, READ_BYTES):
-        yield data
-
-
-def _lines(fd: int) -> Iterator[bytes]:
-    rest = b""
-    for data in _chunks(fd):
-        first, newline, more = data.partition(b"\n")
-        if not newline:
-            rest += data
-            continue
-        yield rest + first
-        *lines, rest = more.split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
-
-
-def _records(fd: int, format_name: str, shard: str) -> Iterator[bytes]:
-    parser = parser_of(_RECORDS[format_name], shard=shard)
-    for data in _chunks(fd):
-        for samples in feed_in_pieces(parser, data):
-            yield from map(_record_of, samples)
-    if parser.offset_bytes:  # an epoch without an object is no shard
-        yield from map(_record_of, parser.finish())
-
-
-def _members(fd: int, shard: str) -> Iterator[dict[str, Any]]:
-    splitter = ArchiveSplitter()
-    parser = parser_of("tar", shard=shard)
-    for data in _chunks(fd):
-        for piece, is_end in splitter.feed(data):
-            yield from map(_dict_of, parser.feed(piece))
-            if is_end:
-                yield from map(_dict_of, parser.finish())
-                parser = parser_of("tar", shard=shard)
-    if held := splitter.finish():
-        yield from map(_dict_of, parser.feed(held))
-    if parser.offset_bytes:
-        yield from map(_dict_of, parser.finish())
-
-
-def _samples_of(fd: int, format_name: str, shard: str) -> Iterator[Any]:
-    if format_name == "lines":
-        return _lines(fd)
-    return _members(fd, shard) if format_name == "tar" else _records(fd, format_name, shard)
-
-
-def _record_of(sample: Sample) -> bytes:
-    return bytes(sample.fields["record"])
-
-
-def _dict_of(sample: Sample) -> dict[str, Any]:
-    return {"__key__": sample.key, **{name: bytes(value) for name, value in sample.fields.items()}}
+def _seed_of(base: Path, pipe: str) -> int | None:
+    """Return the seed that the run has recorded for a pipe; None if it has none, or another program started this one."""
+    try:
+        seeds = json.loads((base / "input" / "config" / "penstock.json").read_text())["pipe_seeds"]
+    except (OSError, ValueError, KeyError):
+        return None
+    seed: int | None = seeds.get(pipe)
+    return seed

@@ -115,6 +115,47 @@ else:
     assert ranks[0]["copy"] != ranks[1]["copy"]
 
 
+def test_a_loader_on_a_pipe_is_killed_and_resumed(faulty: FaultyServer, tmp_path: Path) -> None:
+    """A job killed in the middle of an epoch of its pipe continues in a new run with the next sample: each comes once."""
+    for number in range(7):
+        faulty.objects[f"train/{number}"] = b"".join(b"%d-%d\n" % (number, line) for line in range(10))
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import json, os, signal, sys
+        from pathlib import Path
+        import penstock as ps
+
+        state, found, batches_max = Path(sys.argv[1], "state"), Path(sys.argv[1], "found"), int(sys.argv[2])
+        lines = ps.channels.PipeReader("train", format="lines").pipeline()
+        pipeline = lines.shuffle(16, seed=1).decode(ps.Text("line")).batch(4)
+        with ps.Loader(pipeline) as loader, found.open("a") as out:
+            if state.exists():
+                loader.load_state_dict(json.loads(state.read_text()))
+            while loader.epoch < 2:
+                for batch in loader:
+                    out.write("".join(f"{loader.epoch} {line}\\n" for line in batch["line"]))
+                    out.flush()
+                    state.write_text(json.dumps(loader.state_dict()))
+                    batches_max -= 1
+                    if not batches_max:
+                        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    )
+    for name, limits in (("whole", [1000]), ("cut", [5, 9, 10, 1000])):
+        (tmp_path / name).mkdir()
+        for limit in limits:
+            process = started(
+                faulty, tmp_path, "--mode", "pipe", "-c", f"train={faulty.url}/train/,seed=3", "--",
+                sys.executable, str(tmp_path / "train.py"), str(tmp_path / name), str(limit),
+            )  # fmt: skip
+            _, errors = process.communicate(timeout=60)
+            assert (process.returncode == 0) == (limit == 1000), errors
+    whole = (tmp_path / "whole" / "found").read_text().splitlines()
+    lines = [f"{number}-{line}" for number in range(7) for line in range(10)]
+    assert sorted(whole) == sorted(f"{epoch} {line}" for epoch in range(2) for line in lines)
+    assert (tmp_path / "cut" / "found").read_text().splitlines() == whole
+
+
 NEEDS_FUSE = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
 
 
