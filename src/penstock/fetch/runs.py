@@ -7,6 +7,9 @@ kernel cut into pieces.
 A run is read ahead in proportion to what the program has already taken of it, so what is wasted when it stops is bounded
 too, and the distance grows only while the program has to wait. From the start of an object the first return is convincing.
 Elsewhere it may be chance, so the distance grows more slowly there.
+
+A program that reads chunks at random places ends its runs after about the same number of bytes each time. Up to the length that
+the last two runs had at least, a run is requested at once, and no further.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class ReadRun:
         returns_count: How often it asked for the next bytes after it was given some.
         continues: Whether the last read asked for the bytes that follow those before it.
         is_whole: Whether it has reached the end of the object from its start.
+        usual_end: Offset up to which it will probably be read, because the runs before it were as long.
     """
 
     __slots__ = (
@@ -55,10 +59,12 @@ class ReadRun:
         "returns_count",
         "start",
         "taken_bytes",
+        "usual_end",
     )
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, *, usual_bytes: int = 0) -> None:
         self.start = start
+        self.usual_end = start + usual_bytes
         self.frontier = self.ahead_end = end
         self.goal_bytes = 0
         self.taken_bytes = 0
@@ -96,6 +102,9 @@ class ReadRun:
             waits: Whether the program has to wait for its bytes.
             share_bytes: The most bytes that this run may have ahead.
         """
+        if self.frontier <= self.usual_end:
+            self.goal_bytes = min(self.usual_end - self.frontier, share_bytes)
+            return
         if not self.taken_bytes or not (self.continues or self.goal_bytes):
             return  # the reads so far came together, or skipped some bytes
         self.returns_count += 1
@@ -109,10 +118,11 @@ class ReadRun:
 class ReadRuns:
     """The runs of one object, the one that was read last first."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_lengths_bytes", "_runs")
 
     def __init__(self) -> None:
         self._runs: list[ReadRun] = []
+        self._lengths_bytes = (0, 0)  # of the last two runs that are followed no longer
 
     def __iter__(self) -> Iterator[ReadRun]:
         return iter(self._runs)
@@ -130,6 +140,10 @@ class ReadRuns:
 
     def begin(self, start: int, end: int) -> tuple[ReadRun, ReadRun | None]:
         """Return a new run, and the one that is followed no longer because there are too many."""
-        run = ReadRun(start, end)
+        run = ReadRun(start, end, usual_bytes=min(self._lengths_bytes))
         self._runs.insert(0, run)
-        return run, self._runs.pop() if len(self._runs) > RUNS_MAX else None
+        if len(self._runs) <= RUNS_MAX:
+            return run, None
+        old = self._runs.pop()
+        self._lengths_bytes = self._lengths_bytes[1], old.frontier - old.start
+        return run, old

@@ -96,3 +96,33 @@ def test_the_run_that_was_read_least_recently_is_given_up() -> None:
             gone.append(old.start // (100 * MIB))
     assert gone == [1, 2, 3]
     assert first in list(runs)
+
+
+def test_random_chunks_are_requested_whole_and_no_further() -> None:
+    """After runs of 8 and 4 MiB, the first read of another one has the rest of 4 MiB ahead, and its last read has nothing."""
+    runs = ReadRuns()
+    for number, length_bytes in enumerate((8 * MIB, 4 * MIB) + (MIB,) * (RUNS_MAX - 1)):
+        start = number * 100 * MIB
+        run, _ = runs.begin(start, start + MIB)
+        for end in range(start + 2 * MIB, start + length_bytes + 1, MIB):
+            assert runs.of(end - MIB, end, has_gap=True) is run
+    runs.begin(5000 * MIB, 5001 * MIB)
+    start = 6000 * MIB
+    run, _ = runs.begin(start, start + MIB)
+    distances = []
+    for step in range(1, 7):
+        run.adapt(waits=True, share_bytes=100 * MIB)
+        distances.append(run.goal_bytes // MIB)
+        run.taken_bytes += MIB
+        runs.of(start + step * MIB, start + (step + 1) * MIB, has_gap=True)
+    assert distances == [3, 2, 1, 0, 4, 5]
+
+
+def test_a_length_that_does_not_come_again_is_forgotten() -> None:
+    """One long run among short ones makes nobody read ahead."""
+    runs = ReadRuns()
+    for number, length_bytes in enumerate((MIB, 64 * MIB) + (MIB,) * RUNS_MAX):
+        runs.begin(number * 100 * MIB, number * 100 * MIB + length_bytes)
+    run, _ = runs.begin(9000 * MIB, 9001 * MIB)
+    run.adapt(waits=True, share_bytes=100 * MIB)
+    assert run.goal_bytes == 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.mount.namespace.folders import Folder, FolderTable
 
-FIRST_AHEAD = 2
+FIRST_AHEAD = 4
 """Directories to list ahead when a walk is first seen; if it was none, this many requests were wasted."""
 
 AHEAD_MAX = 64
