@@ -31,7 +31,7 @@ class LandingFile:
 
     Args:
         fd: Descriptor of the file, readable and writable.
-        path: Its path in messages.
+        path: Path of the file, which error messages name.
 
     Attributes:
         fd: The descriptor of its own.

@@ -106,7 +106,7 @@ class KernelReply:
 
     Attributes:
         unique: Number of the request.
-        operation: What it asks for.
+        operation: Operation that the request asks for.
         thread_id: Thread that waits; 0 if it cannot be seen from here.
         is_abandoned: Whether the program no longer waits.
     """

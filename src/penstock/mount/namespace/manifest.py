@@ -28,9 +28,9 @@ def manifest_objects(
     """Return the objects of a manifest by their keys in `store`; those of unknown size have ``UNKNOWN_BYTES``.
 
     Args:
-        manifest_url: URL of the manifest.
+        manifest_url: URL of `store`.
         store: The store that is mounted.
-        url: Its URL.
+        url: URL of the manifest.
         connection: Further arguments of ``connect``, also for the manifest.
 
     Raises:
