@@ -24,6 +24,7 @@ from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from penstock.loader.workers.worker import NICENESS
 from resuming import assert_same, children
+from servers.leaks import is_alive
 
 pytestmark = pytest.mark.server
 
@@ -437,14 +438,6 @@ if __name__ == "__main__":
 """
 
 
-def _is_alive(process_id: int) -> bool:
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_do_not_outlive_the_program(folder: Path, signal_number: signal.Signals) -> None:
     """Ctrl-C, which a terminal sends to the whole group, ends it cleanly; SIGKILL ends the workers too."""
@@ -470,7 +463,7 @@ def test_workers_do_not_outlive_the_program(folder: Path, signal_number: signal.
     assert child.returncode == (77 if signal_number == signal.SIGINT else -signal.SIGKILL), errors
     assert not errors
     deadline_s = time.monotonic() + DEATH_S_MAX
-    while any(map(_is_alive, workers)):
+    while any(map(is_alive, workers)):
         assert time.monotonic() < deadline_s, workers
         os.sched_yield()
 

@@ -36,18 +36,28 @@ def children() -> set[str]:
     return {f"child process {pid}" for pid in pids}
 
 
-def has_ended(process_id: int) -> bool:
-    """Whether a process, which need not be a child of this one, ends within ``SETTLE_S_MAX``."""
-    deadline_s = time.monotonic() + SETTLE_S_MAX
-    while time.monotonic() < deadline_s:
+def is_alive(process_id: int) -> bool:
+    """Whether a process has a thread that runs, and thus keeps its files open; one that only waits to be noted has none.
+
+    The first thread may have ended before the others: the process is shown as a zombie while they still hold its files.
+    """
+    for thread in Path(f"/proc/{process_id}/task").glob("*/stat"):
         try:
-            state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        threading.Event().wait(0.01)
+            if thread.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return True
+        except OSError:
+            continue
     return False
+
+
+def has_ended(process_id: int, *, within_s: float = SETTLE_S_MAX) -> bool:
+    """Whether a process, which need not be a child of this one, ends within a time."""
+    deadline_s = time.monotonic() + within_s
+    while is_alive(process_id):
+        if time.monotonic() > deadline_s:
+            return False
+        threading.Event().wait(0.01)
+    return True
 
 
 @contextmanager

@@ -25,17 +25,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from servers.gateway import WAIT_S, Gateway, wait_until
+from servers.leaks import is_alive
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
 
 DATA = bytes(range(256)) * 40_000  # 10 MB
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from penstock.errors import ClosedError, ConfigError, ObjectChangedError
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, ObjectInfo
+from servers.leaks import is_alive
 from transforming import FolderSource, MemoryOutput, get_request, running
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
@@ -33,13 +34,7 @@ LIMIT_S = 30.0
 async def gone(process_id: int) -> None:
     """Wait until a process has ended."""
     async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            if state == "Z":
-                return
+        while is_alive(process_id):
             await asyncio.sleep(0.01)
 
 

@@ -20,6 +20,7 @@ import pytest
 import penstock as ps
 from penstock.mount.fuse.mount_table import find_mount
 from servers.faulty import FaultyServer
+from servers.leaks import has_ended
 
 pytestmark = [
     pytest.mark.server,
@@ -236,18 +237,9 @@ def test_the_command_mounts_and_unmounts(tmp_path: Path) -> None:
         assert "is already a mount of" in penstock("mount", tmp_path / "source", directory, code=1)
     finally:
         penstock("umount", directory)
-    wait_for_end(process_id)
+    assert has_ended(process_id, within_s=TIME_S_MAX)
     assert "was unmounted" in (tmp_path / "log").read_text()
     assert "nothing is mounted" in penstock("umount", directory, code=1)
-
-
-def wait_for_end(process_id: int) -> None:
-    deadline_s = time.monotonic() + TIME_S_MAX
-    while Path(f"/proc/{process_id}/stat").exists():
-        if Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        assert time.monotonic() < deadline_s, "the process is still there"
-        os.sched_yield()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.mount.fuse.mount_table import find_mount
+from servers.leaks import has_ended
 
 pytestmark = [
     pytest.mark.server,
@@ -104,21 +105,6 @@ def process_of(said: str) -> int:
     return int(found[1])
 
 
-def wait_for_end(process_id: int) -> None:
-    deadline_s = time.monotonic() + TIME_S_MAX
-    while Path(f"/proc/{process_id}/exe").is_symlink() and is_running(process_id):
-        assert time.monotonic() < deadline_s, "the process that served the mount does not end"
-        os.sched_yield()
-
-
-def is_running(process_id: int) -> bool:
-    """Whether a process lives, and is not only waiting for its parent to take note of its end."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def test_a_user_mounts_reads_and_unmounts(user: User) -> None:
     """Everything belongs to the user, the log lies in the user's home, and nothing is left after ``penstock umount``."""
     said = user.penstock("mount", "source", "mounted")
@@ -133,7 +119,7 @@ def test_a_user_mounts_reads_and_unmounts(user: User) -> None:
     assert oct(log.parent.stat().st_mode & 0o777) == "0o700"
     assert user.penstock("umount", "mounted") == ""
     assert find_mount(str(user.directory)) is None
-    wait_for_end(process_id)
+    assert has_ended(process_id, within_s=TIME_S_MAX)
     assert [path.name for path in user.home.iterdir() if path.name not in ("source", "mounted", ".local")] == []
 
 
@@ -155,7 +141,7 @@ def test_what_a_killed_process_leaves_is_removed(user: User, way: str) -> None:
     """Without auto-unmount a killed process leaves a stale mount; the next ``mount`` replaces it, ``umount`` removes it."""
     process_id = process_of(user.penstock("mount", "--no-auto-unmount", "source", "mounted"))
     os.kill(process_id, signal.SIGKILL)
-    wait_for_end(process_id)
+    assert has_ended(process_id, within_s=TIME_S_MAX)
     assert "not connected" in user.run("cat", "mounted/inner/file", code=1)
     if way == "mount":
         user.penstock("mount", "source", "mounted")

@@ -34,6 +34,8 @@ _CONTAINER = (
 _FLAGS = system_calls.READ_ONLY | system_calls.NO_SET_USER_ID | system_calls.NO_DEVICES | system_calls.NO_ACCESS_TIMES
 
 _log = logging.getLogger("penstock")
+_DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""Answers of a mount whose process has died; the second while it is dying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ def _is_stale(path: str) -> bool:
         try:
             os.statvfs(path)  # unlike stat, this always asks the process that serves the mount
         except OSError as error:
-            found.append(error.errno in (errno.ENOTCONN, errno.ECONNABORTED))
+            found.append(error.errno in _DEAD)
 
     # A stopped process would make this one wait for ever; the thread that waits ends with this process.
     thread = threading.Thread(target=ask, name="penstock-stale", daemon=True)
@@ -201,11 +203,7 @@ def _checked_directory(directory: str | os.PathLike[str], options: MountOptions)
     except FileNotFoundError:
         raise ConfigError(f"the directory {path} does not exist", hint=f"mkdir -p {quoted}") from None
     except OSError as error:
-        hint = (
-            f"the process that served it has died: fusermount3 -u -z {quoted}"
-            if error.errno == errno.ENOTCONN
-            else None
-        )
+        hint = f"the process that served it has died: fusermount3 -u -z {quoted}" if error.errno in _DEAD else None
         raise ConfigError(f"{path} cannot be used as a mount point: {error.strerror}", hint=hint) from None
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{path} is not a directory")
