@@ -285,12 +285,12 @@ def _mode(text: str, *, option: str) -> int:
 
 def _serve(config: MountConfig) -> None:
     """Serve a mount in this process, until it is unmounted or a signal arrives."""
-    from penstock.mount.serving import MountServer, collect_rarely, wait_for_signal
+    from penstock.mount.serving import MountServer, collect_rarely, serve_until_signal
 
     collect_rarely()
     with MountServer(config) as server:
         print_message(f"{public_url(config.url)} is mounted on {config.directory}; Ctrl-C unmounts it")
-        wait_for_signal(server)
+        serve_until_signal(server)
 
 
 def umount(

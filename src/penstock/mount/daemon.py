@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-from penstock.mount.serving import MountServer, collect_rarely, wait_for_signal
+from penstock.mount.serving import MountServer, collect_rarely, serve_until_signal
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def main() -> int:
         _close_standard_streams(keeps_input=request.is_bound)
         _answer(request, None, warning=server.warning)
         _log.info("%s is mounted on %s.", public_url(request.config.url), request.config.directory)
-        wait_for_signal(server)
+        serve_until_signal(server)
     _log.info("%s was unmounted.", request.config.directory)
     return 0
 

@@ -267,6 +267,32 @@ def test_a_mount_ends_with_its_process(number: signal.Signals, tmp_path: Path) -
         os.sched_yield()
 
 
+def test_a_process_that_is_told_twice_to_end_still_unmounts(tmp_path: Path) -> None:
+    """While open files keep a mount from ending, further signals neither kill its process nor spoil its end."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("contents")
+    directory = tmp_path / "m"
+    directory.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "mount", tmp_path / "source", directory, "--foreground"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "is mounted on" in process.stderr.readline()
+    with (directory / "file").open() as file:
+        process.send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + TIME_S_MAX
+        while find_mount(str(directory)) is not None:
+            assert time.monotonic() < deadline_s, "it is still mounted"
+            os.sched_yield()
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert file.read() == "contents"
+    process.communicate(timeout=TIME_S_MAX)
+    assert process.returncode == 0
+
+
 SCRIPT_THAT_DIES = """
 import os, sys
 import penstock as ps
