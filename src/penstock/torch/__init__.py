@@ -1,6 +1,7 @@
 """The interface to PyTorch. No other part of penstock imports torch."""
 
 try:
+    from penstock.torch import checkpoint
     from penstock.torch.batches import Tensors, as_tensors
     from penstock.torch.datasets import IterableDataset
     from penstock.torch.device import Normalize, Prefetch
@@ -18,5 +19,5 @@ Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 
 __all__ = [
     "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors", "agree",
-    "as_tensors", "checkpoint_writer", "rank_and_world_size", "share", "writer",
+    "as_tensors", "checkpoint", "checkpoint_writer", "rank_and_world_size", "share", "writer",
 ]  # fmt: skip
