@@ -25,6 +25,7 @@
     │   └── CancelledOperationError                 the caller cancelled the operation; internal
     └── DataError              (ValueError)         the bytes arrived, but their contents are wrong
         ├── CorruptShardError                       not a valid tar, TFRecord, ...; names shard and offset
+        ├── CheckpointError                         a checkpoint is not whole, or is of another model; names the file
         ├── UnsupportedFormatError                  valid, but penstock cannot read it; never skipped
         ├── UncheckedError                          read, but there is no checksum to compare it with
         ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline needs
@@ -47,6 +48,7 @@ from penstock.redaction import printable, public_text, public_url
 __all__ = [
     "AccessDeniedError",
     "BucketMissingError",
+    "CheckpointError",
     "ChecksumError",
     "ClosedError",
     "ConfigError",
@@ -349,7 +351,7 @@ class DataError(PenstockError, ValueError):
         user_traceback: Traceback of a user's function that failed, as Python prints it; not part of the message.
     """
 
-    FIELDS = ("shard", "offset_bytes", "sample_key", "field", "stage", "user_traceback")
+    FIELDS: ClassVar[tuple[str, ...]] = ("shard", "offset_bytes", "sample_key", "field", "stage", "user_traceback")
     shard: str | None
     offset_bytes: int | None
     sample_key: str | None
@@ -365,6 +367,22 @@ class DataError(PenstockError, ValueError):
 
 class CorruptShardError(DataError):
     """From the given offset on, the shard does not follow its format."""
+
+
+class CheckpointError(DataError):
+    """A checkpoint cannot be used: it is unfinished, truncated, mixed, damaged, or of another model.
+
+    Attributes:
+        url: URL of the file that is wrong, or of the checkpoint's directory.
+    """
+
+    FIELDS = ("url", "offset_bytes", "field")
+    url: str | None
+
+    def _context(self) -> str:
+        facts = [f"{name} {value!r}" for name in self.FIELDS[1:] if (value := getattr(self, name)) is not None]
+        text = f"{self.url}: {self.what}" if self.url else self.what
+        return f"{text} ({', '.join(facts)})" if facts else text
 
 
 class UnsupportedFormatError(DataError):
@@ -409,6 +427,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     CancelledOperationError: (errno.ECANCELED, 499),
     DataError: (errno.EIO, 500),
     CorruptShardError: (errno.EIO, 500),
+    CheckpointError: (errno.EIO, 500),
     UnsupportedFormatError: (errno.EOPNOTSUPP, 501),
     UncheckedError: (errno.EIO, 500),
     FieldMissingError: (errno.EIO, 500),
