@@ -15,6 +15,7 @@ import penstock
 from penstock.cli import EXIT_INTERRUPTED
 from penstock.cli.cache import cache
 from penstock.cli.cat import cat
+from penstock.cli.checkpoint import checkpoint
 from penstock.cli.convert import convert
 from penstock.cli.cp import cp
 from penstock.cli.du import du
@@ -104,6 +105,7 @@ app.command(name="umount", no_args_is_help=True)(umount)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.command(name="run", no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run_command)
 app.add_typer(cache)
+app.add_typer(checkpoint)
 gateway.command()(fill)
 gateway.command("ls")(ls_results)
 gateway.command()(gc)

@@ -1,0 +1,285 @@
+"""``penstock checkpoint``: lists, verifies and removes the checkpoints of a training run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import EXIT_UNCHECKED
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message, print_result
+from penstock.cli.progress import ProgressReport
+from penstock.errors import CheckpointError, ConfigError
+from penstock.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.checkpoints import CheckpointInfo, Checkpoints, Verification
+
+checkpoint = typer.Typer(
+    name="checkpoint",
+    help="List, verify and remove the checkpoints of a training run.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+RunUrl = Annotated[
+    str, typer.Argument(metavar="URL", help="Where the checkpoints of a run lie: s3://bucket/run/, or a directory.")
+]
+
+
+@checkpoint.command(no_args_is_help=True)
+@expand_groups
+def ls(url: RunUrl, *, as_json: AsJson = False, connection: ConnectionGroup) -> None:
+    """List the checkpoints below URL by step: status, size, number of ranks, and time in UTC.
+
+    The status is *whole* if all files are there with their sizes, *damaged* if one is not, *unfinished* if the save has
+    not ended or was killed, and *unchecked* if another program wrote it without a manifest. The exit code is 1 if there is
+    no checkpoint that could be restored.
+
+    For example:
+
+        penstock checkpoint ls s3://bucket/run/
+        penstock checkpoint ls --json s3://bucket/run/ | jq 'select(.status == "whole") | .step'
+    """
+    from penstock.checkpoints import Checkpoints
+
+    with Checkpoints(url, **connection.options()) as checkpoints:
+        infos = checkpoints.all()
+        for info in infos:
+            print_result(json.dumps(_as_json(checkpoints, info)) if as_json else _as_text(info))
+            if info.problem is not None and not as_json:
+                print_message(f"penstock: {info.name or url}: {info.problem}")
+        if not any(info.usable for info in infos):
+            raise _nothing(checkpoints)
+
+
+@checkpoint.command(no_args_is_help=True)
+@expand_groups
+def verify(
+    url: RunUrl,
+    *,
+    steps: Annotated[
+        list[int] | None, typer.Option("--step", metavar="N", help="Step to verify; repeatable. Default: the newest.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
+    sizes_only: Annotated[
+        bool, typer.Option("--sizes-only", help="Compare names and sizes of files, and do not read them.")
+    ] = False,
+    as_json: AsJson = False,
+    connection: ConnectionGroup,
+) -> None:
+    """Read the newest checkpoint below URL, and compare every file with the checksums of its manifest.
+
+    The exit code is 1 if a file is missing, damaged or mixed with those of another save. It is 3 if nothing is wrong, but
+    the checkpoint was written by another program and has no checksums.
+
+    For example:
+
+        penstock checkpoint verify s3://bucket/run/
+        penstock checkpoint verify --step 1000 --step 2000 s3://bucket/run/
+        penstock checkpoint verify --all --sizes-only s3://bucket/run/
+    """
+    from penstock.checkpoints import Checkpoints
+
+    if every and steps:
+        raise ConfigError("--all and --step exclude each other")
+    with Checkpoints(url, **connection.options()) as checkpoints:
+        chosen = _chosen(checkpoints, steps, every=every)
+        found = []
+        with VerifyReport(as_json=as_json) as report:
+            for step in chosen:
+                report.begin(step)
+                found.append(checkpoints.verify(step, checksums=not sizes_only, progress=report.read))
+                report.end_one(checkpoints, found[-1])
+    if any(each.problems for each in found):
+        raise typer.Exit(1)
+    if any(each.info.status == "unchecked" for each in found):
+        raise typer.Exit(EXIT_UNCHECKED)
+
+
+@checkpoint.command(no_args_is_help=True)
+@expand_groups
+def rm(
+    url: RunUrl,
+    *,
+    steps: Annotated[list[int] | None, typer.Option("--step", metavar="N", help="Step to remove; repeatable.")] = None,
+    after: Annotated[
+        int | None,
+        typer.Option("--after", metavar="N", help="Remove all steps after N, to go on from an earlier checkpoint."),
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", metavar="N", help="Remove all but the N newest whole checkpoints.")
+    ] = None,
+    keep_every: Annotated[
+        int | None, typer.Option("--keep-every", metavar="N", help="With --keep-last: keep steps that N divides, too.")
+    ] = None,
+    debris: Annotated[bool, typer.Option("--debris", help="Remove what saves left that were killed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: AsJson = False,
+    connection: ConnectionGroup,
+) -> None:
+    """Remove checkpoints below URL: given steps, those after a step, all but the newest, or what killed saves left.
+
+    The file that makes a checkpoint valid is removed first, so that none is ever half there. --keep-last never removes the
+    newest checkpoint that is whole. On a terminal, the command asks first; elsewhere, --yes is needed.
+
+    For example:
+
+        penstock checkpoint rm --step 1000 s3://bucket/run/
+        penstock checkpoint rm --keep-last 3 --keep-every 10000 --yes s3://bucket/run/
+        penstock checkpoint rm --after 5000 s3://bucket/run/
+        penstock checkpoint rm --debris --yes s3://bucket/run/
+    """
+    from penstock.checkpoints import Checkpoints
+
+    ways = [steps, after is not None, keep_last is not None, debris]
+    if sum(map(bool, ways)) != 1:
+        raise ConfigError("name what to remove by exactly one of --step, --after, --keep-last and --debris")
+    if keep_every is not None and keep_last is None:
+        raise ConfigError("--keep-every needs --keep-last")
+    with Checkpoints(url, **connection.options()) as checkpoints:
+        if debris:
+            _confirm(f"Remove what killed saves left below {url}?", yes=yes)
+            _report_removed([str(each.save_id) for each in checkpoints.remove_debris()], "save_id", as_json=as_json)
+            return
+        if keep_last is not None:
+            _confirm(f"Remove all but the {keep_last} newest checkpoints below {url}?", yes=yes)
+            removed = checkpoints.retain(keep_last=keep_last, keep_every=keep_every)
+            _report_removed(removed, "step", as_json=as_json)
+            return
+        there = checkpoints.steps()
+        wanted = list(dict.fromkeys(steps)) if steps else [each for each in there if after is not None and each > after]
+        if missing := sorted(set(wanted) - set(there)):
+            raise _missing(checkpoints, missing)
+        if not wanted:
+            raise CheckpointError(f"there is no checkpoint after step {after}", url=checkpoints.store.describe(""))
+        _confirm(f"Remove {_described(checkpoints, wanted)} below {url}?", yes=yes)
+        for step in sorted(wanted, reverse=True):  # an interrupted removal leaves older checkpoints, not newer ones
+            checkpoints.remove(step)
+            _report_removed([step], "step", as_json=as_json)
+
+
+def _chosen(checkpoints: Checkpoints, steps: list[int] | None, *, every: bool) -> list[int]:
+    """Return the steps to verify.
+
+    Raises:
+        CheckpointError: There is no such checkpoint.
+    """
+    there = checkpoints.steps()
+    if steps:
+        if missing := sorted(set(steps) - set(there)):
+            raise _missing(checkpoints, missing)
+        return list(dict.fromkeys(steps))
+    committed = [step for step in there if every and checkpoints.inspect(step).status != "unfinished"]
+    if not every and (newest := checkpoints.newest()) is not None and newest.step is not None:
+        committed = [newest.step]
+    if not committed:
+        raise _nothing(checkpoints)
+    return committed
+
+
+def _nothing(checkpoints: Checkpoints) -> CheckpointError:
+    return CheckpointError("there is no checkpoint that is whole", url=checkpoints.store.describe(""))
+
+
+def _missing(checkpoints: Checkpoints, steps: list[int]) -> CheckpointError:
+    named = ", ".join(map(str, steps[:3]))
+    return CheckpointError(
+        f"there is no checkpoint of step {named}",
+        url=checkpoints.store.describe(""),
+        hint="`penstock checkpoint ls` lists the steps",
+    )
+
+
+def _described(checkpoints: Checkpoints, steps: list[int]) -> str:
+    newest = checkpoints.newest()
+    named = "the checkpoint of step " + str(steps[0]) if len(steps) == 1 else f"{len(steps)} checkpoints"
+    if newest is None or newest.step not in steps:
+        return named
+    return f"{named}, {'' if len(steps) == 1 else 'with '}the newest that is whole,"
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; the exit code is 1 if the answer is no.
+
+    Raises:
+        ConfigError: There is no terminal.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("this removes checkpoints, and there is no terminal to ask on", hint="--yes confirms it")
+    try:
+        confirmed = typer.confirm(question, err=True)
+    except typer.Abort:  # the end of the input
+        confirmed = False
+    if not confirmed:
+        print_message("penstock: nothing was removed")
+        raise typer.Exit(1)
+
+
+def _report_removed(removed: list[Any], name: str, *, as_json: bool) -> None:
+    for each in removed:
+        print_result(json.dumps({"action": "removed", name: each}) if as_json else f"removed {name} {each}")
+    if not removed:
+        print_message("penstock: there was nothing to remove")
+
+
+def _as_text(info: CheckpointInfo) -> str:
+    step = "" if info.step is None else str(info.step)
+    ranks = "" if info.world_size is None else f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
+    size = format_bytes(info.size_bytes)
+    return f"{step:>12}  {info.status:10}  {size:>10}  {ranks:>10}  {_moment(info) or '':20}  {info.name}".rstrip()
+
+
+def _as_json(checkpoints: Checkpoints, info: CheckpointInfo) -> dict[str, Any]:
+    return {
+        "step": info.step,
+        "status": info.status,
+        "url": checkpoints.store.describe(info.name),
+        "size_bytes": info.size_bytes,
+        "files": info.files_count,
+        "world_size": info.world_size,
+        "saved": _moment(info),
+        "problem": info.problem,
+    }
+
+
+def _moment(info: CheckpointInfo) -> str | None:
+    if info.saved_s is None:
+        return None
+    return datetime.fromtimestamp(info.saved_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class VerifyReport(ProgressReport):
+    """The report of ``checkpoint verify``: a bar of the bytes that were read, and a line for each checkpoint."""
+
+    def columns(self) -> list[Any]:
+        """Return a bar, the bytes, their rate, and the elapsed time."""
+        from rich.progress import BarColumn, DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
+
+        return [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
+
+    def begin(self, step: int) -> None:
+        """The checkpoint of a step is verified next."""
+        self.update(description=f"step {step}", completed=0, total=None)
+
+    def read(self, read_bytes: int, total_bytes: int) -> None:
+        """So many of its bytes were read."""
+        self.update(completed=read_bytes, total=total_bytes)
+
+    def end_one(self, checkpoints: Checkpoints, found: Verification) -> None:
+        """A checkpoint was verified."""
+        info = found.info
+        action = "failed" if found.problems else "unchecked" if info.status == "unchecked" else "verified"
+        problems = [str(problem) for problem in found.problems]
+        self.print_json(action=action, **_as_json(checkpoints, info), read_bytes=found.read_bytes, problems=problems)
+        for problem in problems:
+            self.print_message(f"penstock: {problem}")
+        if not self.as_json:
+            read = f"{format_bytes(found.read_bytes)} read"
+            print_result(f"step {info.step}: {action}, {found.files_count} files, {read}")
