@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from penstock.sources.indexing import build_index as build_index
     from penstock.store import Credentials as Credentials
     from penstock.store import Store as Store
+    from penstock.transfer.directories import download_directory as download_directory
+    from penstock.transfer.directories import upload_directory as upload_directory
     from penstock.types import Blob as Blob
     from penstock.types import ByteRange as ByteRange
     from penstock.types import ObjectInfo as ObjectInfo
@@ -93,6 +95,7 @@ _ORIGIN = {
     "peek": "penstock.loader.preview",
     "warm_cache": "penstock.loader.warming",
     "set_process_budget": "penstock.fetch",
+    **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),
     **dict.fromkeys(_errors, "penstock.errors"),
 }
 _SUBPACKAGES = ("channels", "index", "mount", "pack", "tensorflow", "testing", "torch")

@@ -8,6 +8,7 @@ try:
     from penstock.torch.map_dataset import MapDataset
     from penstock.torch.ranks import agree, rank_and_world_size, share
     from penstock.torch.writing import CheckpointWriter, checkpoint_writer
+    from penstock.transfer.directories import download_directory, upload_directory
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -19,5 +20,6 @@ Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 
 __all__ = [
     "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors", "agree",
-    "as_tensors", "checkpoint", "checkpoint_writer", "rank_and_world_size", "share", "writer",
+    "as_tensors", "checkpoint", "checkpoint_writer", "download_directory", "rank_and_world_size", "share",
+    "upload_directory", "writer",
 ]  # fmt: skip

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError, StoreError
+from penstock.store.local import LocalStore
+from penstock.store.memory import MemoryStore
+from penstock.types import Delete, Get, Put
+
+FILES = {
+    "config.json": b"{}",
+    "model-00001-of-00002.safetensors": b"1" * 3_000_000,
+    "model-00002-of-00002.safetensors": b"2",
+    "model.safetensors.index.json": b"[]",
+    "tokenizer/ü vocab.txt": b"a b",
+    "empty": b"",
+}
+LAST = {"config.json", "model.safetensors.index.json"}
+
+
+def write_files(folder: Path, files: dict[str, bytes] = FILES) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def objects(store: ps.Store) -> dict[str, bytes]:
+    return {info.key: bytes(store.read(info.key).data) for info in store.list()}
+
+
+class Recorder:
+    """A ``TransferListener``, and a patch of ``submit`` that writes down what is asked of a store and fails on request."""
+
+    def __init__(self) -> None:
+        self.moved_names: list[str] = []
+        self.failed_names: list[str] = []
+        self.moved_bytes = 0
+        self.asked: list[tuple[str, str]] = []
+        self.failing = ""
+
+    def moved(self, item: Any) -> None:
+        self.moved_names.append(item.key)
+
+    def failed(self, item: Any, error: Exception) -> None:
+        self.failed_names.append(item.key)
+
+    def progressed(self, size_bytes: int) -> None:
+        self.moved_bytes += size_bytes
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+        real = kind.submit
+
+        def submit(store: Any, operation: Any, sink: Any) -> Any:
+            if isinstance(operation, Delete):
+                self.asked += [("delete", key) for key in operation.keys]
+            elif isinstance(operation, Put | Get):
+                self.asked.append((type(operation).__name__.lower(), operation.key))
+                if self.failing and operation.key.endswith(self.failing):
+                    raise StoreError("no more space", url=store.describe(operation.key))
+            return real(store, operation, sink)
+
+        monkeypatch.setattr(kind, "submit", submit)
+
+
+def test_a_directory_goes_up_and_comes_down(tmp_path: Path) -> None:
+    """Every file arrives below the URL, and comes back equal, empty ones and those of folders included."""
+    write_files(tmp_path / "a")
+    ps.upload_directory(tmp_path / "a", "memory://directories-round/run/7")
+    with ps.connect("memory://directories-round") as store:
+        assert objects(store) == {f"run/7/{name}": data for name, data in FILES.items()}
+    ps.download_directory("memory://directories-round/run/7/", tmp_path / "b")
+    assert read_files(tmp_path / "b") == FILES
+
+
+def test_the_files_that_lead_to_others_are_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are removed first, and are back only when everything else is there; the listener hears of everything."""
+    write_files(tmp_path / "a")
+    ps.upload_directory(tmp_path / "a", "memory://directories-order")
+    recorder = Recorder()
+    recorder.patch(monkeypatch, MemoryStore)
+    ps.upload_directory(tmp_path / "a", "memory://directories-order", listener=recorder)
+    assert {name for kind, name in recorder.asked[:2] if kind == "delete"} == LAST
+    assert {name for kind, name in recorder.asked[-2:] if kind == "put"} == LAST
+    assert set(recorder.moved_names) == set(FILES)
+    assert recorder.moved_bytes == sum(map(len, FILES.values()))
+
+
+def test_an_upload_that_fails_leaves_nothing_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, the others are uploaded, and those that lead to them are not; the next upload completes it."""
+    write_files(tmp_path / "a")
+    ps.upload_directory(tmp_path / "a", "memory://directories-failing")
+    recorder = Recorder()
+    recorder.failing = "00002-of-00002.safetensors"
+    with monkeypatch.context() as patch:
+        recorder.patch(patch, MemoryStore)
+        with pytest.raises(StoreError, match=r"00002-of-00002\.safetensors: no more space"):
+            ps.upload_directory(tmp_path / "a", "memory://directories-failing", listener=recorder)
+    with ps.connect("memory://directories-failing") as store:
+        assert LAST.isdisjoint(objects(store))
+        assert recorder.failed_names == ["model-00002-of-00002.safetensors"]
+        ps.upload_directory(tmp_path / "a", "memory://directories-failing")
+        assert objects(store) == FILES
+
+
+def test_a_download_that_fails_leaves_nothing_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a download; the next one fetches only what is missing."""
+    write_files(tmp_path / "a")
+    ps.upload_directory(tmp_path / "a", "memory://directories-cut")
+    recorder = Recorder()
+    recorder.failing = "00002-of-00002.safetensors"
+    with monkeypatch.context() as patch:
+        recorder.patch(patch, MemoryStore)
+        with pytest.raises(StoreError, match="no more space"):
+            ps.download_directory("memory://directories-cut", tmp_path / "b", listener=recorder)
+    assert set(read_files(tmp_path / "b")) == set(FILES) - LAST - {"model-00002-of-00002.safetensors"}
+    again = Recorder()
+    ps.download_directory("memory://directories-cut", tmp_path / "b", listener=again)
+    assert read_files(tmp_path / "b") == FILES
+    assert len(again.moved_names) == 3
+    whole = Recorder()
+    ps.download_directory("memory://directories-cut", tmp_path / "b", listener=whole)
+    assert whole.moved_names == []
+
+
+def test_what_the_source_lacks_is_an_error_unless_it_may_be_removed(tmp_path: Path) -> None:
+    """A file of an earlier model is never left beside a new one in silence, in neither direction."""
+    write_files(tmp_path / "a")
+    with ps.connect("memory://directories-extra") as store:
+        store.write("m/model.safetensors", b"old")
+        store.write("m-other/model.safetensors", b"of somebody else")
+        with pytest.raises(ObjectExistsError, match=r"1 other files: model\.safetensors.*delete=True"):
+            ps.upload_directory(tmp_path / "a", "memory://directories-extra/m")
+        assert len(objects(store)) == 2
+        ps.upload_directory(tmp_path / "a", "memory://directories-extra/m", delete=True)
+        assert set(objects(store)) == {f"m/{name}" for name in FILES} | {"m-other/model.safetensors"}
+    write_files(tmp_path / "b", {"old/pytorch_model.bin": b"old"})
+    with pytest.raises(ObjectExistsError, match=r"old/pytorch_model\.bin"):
+        ps.download_directory("memory://directories-extra/m", tmp_path / "b")
+    assert set(read_files(tmp_path / "b")) == {"old/pytorch_model.bin"}
+    ps.download_directory("memory://directories-extra/m", tmp_path / "b", delete=True)
+    assert read_files(tmp_path / "b") == FILES
+
+
+def test_links_to_files_are_uploaded_as_files(tmp_path: Path) -> None:
+    """The cache of Hugging Face's hub has links to blobs in the place of files."""
+    blob = write_files(tmp_path / "blobs", {"abc": b"weights"}) / "abc"
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/model.safetensors").symlink_to(blob)
+    ps.upload_directory(tmp_path / "snapshot", f"{tmp_path}/up")
+    assert read_files(tmp_path / "up") == {"model.safetensors": b"weights"}
+    assert not (tmp_path / "up/model.safetensors").is_symlink()
+
+
+@pytest.mark.parametrize("to", ["a", "a/below", "."])
+def test_a_directory_is_not_copied_into_itself(tmp_path: Path, to: str) -> None:
+    """Files would be removed from the target first; overlapping directories are an error, and remain as they are."""
+    write_files(tmp_path / "a")
+    for source, target in ((tmp_path / "a", f"{tmp_path}/{to}"), (tmp_path / "a", f"file://{tmp_path}/{to}/")):
+        with pytest.raises(ConfigError, match="overlap"):
+            ps.upload_directory(source, target, delete=True)
+        with pytest.raises(ConfigError, match="overlap"):
+            ps.download_directory(target, source, delete=True)
+    assert read_files(tmp_path / "a") == FILES
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """A missing or empty directory is an error, in the store and on disk."""
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "none", tmp_path / "empty"):
+        with pytest.raises(ObjectMissingError, match=folder.name):
+            ps.upload_directory(folder, "memory://directories-none")
+        with pytest.raises(ObjectMissingError, match=folder.name):
+            ps.download_directory(folder, tmp_path / "new")
+    with pytest.raises(ObjectMissingError, match="directories-none"):
+        ps.download_directory("memory://directories-none/x", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_keys_that_lead_out_of_the_directory_are_refused(tmp_path: Path) -> None:
+    """A key is never a path outside of the directory, and nothing is written then."""
+    with ps.connect("memory://directories-names") as store:
+        store.write("m/config.json", b"{}")
+        store.write("m/../../evil", b"x")
+    with pytest.raises(ConfigError, match="evil"):
+        ps.download_directory("memory://directories-names/m", tmp_path / "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_changes_while_it_is_uploaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upload is of the files as they were listed, or fails."""
+    write_files(tmp_path / "a")
+    real = LocalStore.submit
+
+    def submit(self: LocalStore, operation: Any, sink: Any) -> Any:
+        if isinstance(operation, Get) and operation.key == "model-00002-of-00002.safetensors":
+            (tmp_path / "a" / operation.key).write_bytes(b"trained further")
+        return real(self, operation, sink)
+
+    monkeypatch.setattr(LocalStore, "submit", submit)
+    with pytest.raises(StoreError, match=r"model-00002-of-00002\.safetensors"):
+        ps.upload_directory(tmp_path / "a", "memory://directories-changed")
+    with ps.connect("memory://directories-changed") as store:
+        assert LAST.isdisjoint(objects(store))
