@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-ray test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -77,6 +77,7 @@ FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
+FRAMEWORK_transformers := $(TORCH) transformers safetensors 'ministack>=1.5.20'
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_deploy := kubernetes-validate
@@ -104,6 +105,9 @@ test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
 	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
+
+test-transformers: .venvs/transformers/.ready  ## safetensors and save_pretrained beside Hugging Face's libraries, in an environment of its own
+	.venvs/transformers/bin/python -m pytest tests/doors/transformers -q
 
 test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q

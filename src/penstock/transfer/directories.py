@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock import compose
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectExistsError, ObjectMissingError
@@ -149,7 +149,7 @@ class _Folder:
         root, prefix = compose.split(text if text.endswith("/") else f"{text}/")
         return cls(text, compose.connect(root, **options), prefix)
 
-    def __enter__(self) -> _Folder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -254,4 +254,3 @@ class _FirstFailure:
         """Raise the first error, if there was one."""
         if self._error is not None:
             raise self._error
-

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pages import code_of
+from penstock.testing.ministack import Ministack
+
+
+def test_the_page_runs(tmp_path: Path, ministack: Ministack) -> None:
+    """What the page shows as runnable runs, in order, against a real store."""
+    ministack.create_bucket("bucket")
+    done = subprocess.run(
+        [sys.executable, "-c", code_of("docs/guides/checkpoints.md", "transformers")],
+        cwd=tmp_path,
+        env={**os.environ, **ministack.environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
