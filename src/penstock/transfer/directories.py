@@ -70,13 +70,13 @@ def upload_directory(
     Cost: A listing of the target, and one upload per file, up to 32 small ones at a time.
     """
     source = LocalStore(compose.local_path(os.fspath(path)))
-    with _Folder.open(url, **options) as target:
+    with _StoreDirectory.open(url, **options) as target:
         _refuse_overlap(source.root, target)
-        found = _Listing.of(source, "")
+        found = _DirectoryListing.of(source, "")
         if not found.keys:
             what = "there is no such directory, or it is empty"
             raise ObjectMissingError(what, hint="check the path", url=source.describe(""))
-        extra = _Listing.of(target.store, target.prefix).less(found)
+        extra = _DirectoryListing.of(target.store, target.prefix).less(found)
         _refuse_extra(extra, target.store.describe(target.prefix), delete=delete)
         target.store.delete(target.prefix + name for name in found.last)
         items = {name: TransferItem(info, target.prefix + name, None) for name, info in found.keys.items()}
@@ -117,13 +117,13 @@ def download_directory(
     Cost: A listing, and parallel requests of 8 MiB, within the byte budget.
     """
     target = LocalStore(compose.local_path(os.fspath(path)))
-    with _Folder.open(url, **options) as source:
+    with _StoreDirectory.open(url, **options) as source:
         _refuse_overlap(target.root, source)
-        found = _Listing.of(source.store, source.prefix)
+        found = _DirectoryListing.of(source.store, source.prefix)
         if not found.keys:
             raise ObjectMissingError("there are no objects below this URL", url=source.store.describe(source.prefix))
         items = {name: TransferItem(info, info.key, target.path(name)) for name, info in found.keys.items()}
-        extra = _Listing.of(target, "").less(found)
+        extra = _DirectoryListing.of(target, "").less(found)
         _refuse_extra(extra, target.describe(""), delete=delete)
         due = {name for name, item in items.items() if item.path and not is_downloaded(item.path, item.info)}
         if due or extra.keys:
@@ -134,7 +134,7 @@ def download_directory(
         _download(source.store, [items[name] for name in found.last if name in due], listener)
 
 
-class _Folder:
+class _StoreDirectory:
     """A prefix of a store; a context manager that closes the store."""
 
     def __init__(self, url: str, store: Store, prefix: Key) -> None:
@@ -143,7 +143,7 @@ class _Folder:
         self.prefix = prefix
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str], **options: Any) -> _Folder:
+    def open(cls, url: str | os.PathLike[str], **options: Any) -> _StoreDirectory:
         """Connect to the store of `url`."""
         text = os.fspath(url)
         root, prefix = compose.split(text if text.endswith("/") else f"{text}/")
@@ -156,7 +156,7 @@ class _Folder:
         self.store.close()
 
 
-class _Listing(NamedTuple):
+class _DirectoryListing(NamedTuple):
     """The files of a directory, or the objects below a prefix.
 
     Attributes:
@@ -166,7 +166,7 @@ class _Listing(NamedTuple):
     keys: dict[str, ObjectInfo]
 
     @classmethod
-    def of(cls, store: Store, prefix: Key) -> _Listing:
+    def of(cls, store: Store, prefix: Key) -> _DirectoryListing:
         """List a directory; a missing one is empty, and objects that stand for folders are left out."""
         try:
             infos = [info for info in store.list(prefix) if info.key != prefix and not info.key.endswith("/")]
@@ -174,9 +174,9 @@ class _Listing(NamedTuple):
             infos = []
         return cls({info.key[len(prefix) :]: info for info in infos})
 
-    def less(self, other: _Listing) -> _Listing:
+    def less(self, other: _DirectoryListing) -> _DirectoryListing:
         """Return what is here and not in `other`."""
-        return _Listing({name: info for name, info in self.keys.items() if name not in other.keys})
+        return _DirectoryListing({name: info for name, info in self.keys.items() if name not in other.keys})
 
     @property
     def last(self) -> list[str]:
@@ -193,7 +193,7 @@ def _is_last(name: str) -> bool:
     return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in LAST_NAMES)
 
 
-def _refuse_overlap(path: Path, folder: _Folder) -> None:
+def _refuse_overlap(path: Path, folder: _StoreDirectory) -> None:
     """Refuse to copy a directory into itself, of which files would be removed first."""
     if "://" in folder.url and not folder.url.startswith("file:"):
         return
@@ -202,7 +202,7 @@ def _refuse_overlap(path: Path, folder: _Folder) -> None:
         raise ConfigError(f"{one} and {other} overlap", hint="name separate directories")
 
 
-def _refuse_extra(extra: _Listing, place: str, *, delete: bool) -> None:
+def _refuse_extra(extra: _DirectoryListing, place: str, *, delete: bool) -> None:
     if extra.keys and not delete:
         names = ", ".join(sorted(extra.keys)[:3]) + (", ..." if len(extra.keys) > 3 else "")
         hint = "choose an empty place, or remove them with delete=True"
