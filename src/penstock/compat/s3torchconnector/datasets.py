@@ -1,0 +1,270 @@
+"""``S3MapDataset`` and ``S3IterableDataset``: the objects of a prefix, or of a list, as a data set of PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, Unpack
+
+import torch.utils.data
+
+from penstock.compat.s3torchconnector.ahead import ReadCounter, ReadersAhead
+from penstock.compat.s3torchconnector.constructors import kind_of
+from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource
+from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
+from penstock.config import check_names, default_budget_bytes, share_machine
+from penstock.errors import ConfigError
+from penstock.fetch import configure_process_budget
+from penstock.torch.ranks import rank_and_world_size
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.compat.s3torchconnector.constructors import ReaderConstructor
+    from penstock.compat.s3torchconnector.options import S3ClientConfig
+    from penstock.compat.s3torchconnector.readers import S3Reader
+
+
+class ObjectNames(Protocol):
+    """The objects of a data set, in a fixed order."""
+
+    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
+        """Return an iterator over where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNames:
+    """All objects of a bucket whose keys begin with `prefix`, in the order of the keys.
+
+    Attributes:
+        bucket: Name of the bucket.
+        prefix: Beginning of the keys, not only whole path segments.
+    """
+
+    bucket: str
+    prefix: str
+
+    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
+        """Return an iterator over where they are. Cost: one request per 1 000 keys."""
+        return (
+            ObjectLocation(self.bucket, info.key, info.size_bytes)
+            for info in stores.store(self.bucket).list(self.prefix)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenNames:
+    """Objects that the user names.
+
+    Attributes:
+        locations: Where they are.
+    """
+
+    locations: tuple[ObjectLocation, ...]
+
+    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
+        """Return an iterator over where they are. Cost: no request."""
+        return iter(self.locations)
+
+
+def _given(object_uris: str | Iterable[str]) -> GivenNames:
+    if not isinstance(object_uris, str) and not hasattr(object_uris, "__iter__"):
+        raise ConfigError(f"object_uris={object_uris!r} must be an s3:// URI, or an iterable of them")
+    uris = (object_uris,) if isinstance(object_uris, str) else object_uris
+    return GivenNames(tuple(ObjectLocation(*parse_uri(uri)) for uri in uris))
+
+
+def identity(reader: S3Reader) -> S3Reader:
+    """Return the reader itself: the default `transform`."""
+    return reader
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Keyword arguments of ``from_prefix`` and ``from_objects``, all of them optional.
+
+    Attributes:
+        region: Region of the buckets. If it is wrong, the store's answer corrects it; None takes the environment's.
+        endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
+        transform: Function that makes a sample of each reader; the default returns the reader.
+        s3client_config: Options of the client.
+        reader_constructor: Kind of the readers: one of ``S3ReaderConstructor``, or a function of the user's.
+    """
+
+    region: str | None
+    endpoint: str | None
+    transform: Callable[[S3Reader], Any]
+    s3client_config: S3ClientConfig | None
+    reader_constructor: ReaderConstructor | None
+
+
+class _Objects:
+    """What both kinds of data sets are made of."""
+
+    def __init__(self, names: ObjectNames, **options: Unpack[DatasetOptions]) -> None:
+        check_names(type(self).__name__, options, DatasetOptions.__annotations__)
+        transform = options.get("transform", identity)
+        if not callable(transform):
+            raise ConfigError(f"transform={transform!r} cannot be called")
+        self._names = names
+        self._stores = BucketStores(
+            region=options.get("region"), endpoint=options.get("endpoint"), config=options.get("s3client_config")
+        )
+        self._transform = transform
+        self._kind = kind_of(options.get("reader_constructor"))
+        self._demand = ReadCounter()
+
+    @property
+    def region(self) -> str | None:
+        """The region that was given."""
+        return self._stores.region
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was given."""
+        return self._stores.endpoint
+
+    def _samples(self, locations: Iterable[ObjectLocation]) -> Iterator[Any]:
+        """Return an iterator over the samples of objects, which are read ahead."""
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:  # the workers of a DataLoader share the machine and its memory
+            share_machine(worker.num_workers)
+            configure_process_budget(default_budget_bytes() // worker.num_workers)
+        readers = ReadersAhead(self._stores, locations, kind=self._kind, demand=self._demand)
+        return map(self._transform, readers)
+
+
+@boundary
+class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
+    """The objects of a prefix or list, by number; ``from_prefix`` and ``from_objects`` make it.
+
+    A DataLoader that asks for batches has all objects of a batch read at once.
+
+    Cost: nothing when it is made; one listing at the first use, which workers inherit if the DataLoader asked for the length
+        before, as it does when it shuffles. Memory holds the keys.
+    """
+
+    _locations: tuple[ObjectLocation, ...] | None = None
+
+    @classmethod
+    def from_prefix(cls, s3_uri: str, **options: Unpack[DatasetOptions]) -> Self:
+        """Return a data set of all objects whose URIs begin with `s3_uri`, in the order of their keys.
+
+        Args:
+            s3_uri: ``s3://bucket[/prefix]``; the prefix may end anywhere in a key.
+            **options: The options that ``DatasetOptions`` describes.
+
+        Raises:
+            ConfigError: An argument is invalid; no request has been sent.
+        """
+        return cls(ListedNames(*parse_uri(s3_uri)), **options)
+
+    @classmethod
+    def from_objects(cls, object_uris: str | Iterable[str], **options: Unpack[DatasetOptions]) -> Self:
+        """Return a data set of the objects that `object_uris` names, in this order.
+
+        Args:
+            object_uris: One ``s3://bucket/key``, or an iterable of them, which is consumed at once.
+            **options: The options that ``DatasetOptions`` describes.
+
+        Raises:
+            ConfigError: An argument is invalid; no request has been sent.
+        """
+        return cls(_given(object_uris), **options)
+
+    def __len__(self) -> int:
+        return len(self._located())
+
+    def __getitem__(self, i: int) -> Any:
+        """Return the sample of object `i`.
+
+        Raises:
+            IndexError: There is no such object.
+            StoreError: The bucket cannot be listed, or, when the reader is read, the object cannot.
+        """
+        source = ObjectSource(self._stores, self._located()[i])
+        return self._transform(self._kind.make(source))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of several objects, in this order; a DataLoader calls it for each batch.
+
+        Raises:
+            IndexError: There is no such object.
+            StoreError: As for a single object.
+
+        Cost: one request for each object, as many at a time as the store allows.
+        """
+        located = self._located()
+        return list(self._samples([located[i] for i in indices]))
+
+    def _located(self) -> tuple[ObjectLocation, ...]:
+        if self._locations is None:
+            self._locations = tuple(self._names.locate(self._stores))
+        return self._locations
+
+
+@boundary
+class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
+    """The objects of a prefix or list, in order; ``from_prefix`` and ``from_objects`` make it.
+
+    The objects behind the next samples are already being read, as many at a time as pay, within the process's byte budget.
+
+    With ``enable_sharding=True`` ranks and DataLoader workers divide the objects: a rank has those whose number, modulo the
+    world size, is its own, and a worker has every ``num_workers``-th of these. Otherwise each worker of each rank yields all of
+    them. The rank is that of ``torch.distributed`` when the iteration begins or, for spawned workers, when they are started.
+
+    Cost: one listing for each iteration and worker; memory within the budget, and what the program keeps of the readers.
+    """
+
+    def __init__(self, names: ObjectNames, *, enable_sharding: bool = False, **options: Unpack[DatasetOptions]) -> None:
+        super().__init__(names, **options)
+        self._enable_sharding = bool(enable_sharding)
+        self._rank: tuple[int, int] | None = None
+
+    @classmethod
+    def from_prefix(cls, s3_uri: str, *, enable_sharding: bool = False, **options: Unpack[DatasetOptions]) -> Self:
+        """Return a data set of all objects whose URIs begin with `s3_uri`, in the order of their keys.
+
+        Args:
+            s3_uri: ``s3://bucket[/prefix]``; the prefix may end anywhere in a key.
+            enable_sharding: Whether ranks and workers divide the objects.
+            **options: The options that ``DatasetOptions`` describes.
+
+        Raises:
+            ConfigError: An argument is invalid; no request has been sent.
+        """
+        return cls(ListedNames(*parse_uri(s3_uri)), enable_sharding=enable_sharding, **options)
+
+    @classmethod
+    def from_objects(
+        cls, object_uris: str | Iterable[str], *, enable_sharding: bool = False, **options: Unpack[DatasetOptions]
+    ) -> Self:
+        """Return a data set of the objects that `object_uris` names, in this order.
+
+        Args:
+            object_uris: One ``s3://bucket/key``, or an iterable of them, which is consumed at once.
+            enable_sharding: Whether ranks and workers divide the objects.
+            **options: The options that ``DatasetOptions`` describes.
+
+        Raises:
+            ConfigError: An argument is invalid; no request has been sent.
+        """
+        return cls(_given(object_uris), enable_sharding=enable_sharding, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an iteration over all objects, or over the share of this rank and worker.
+
+        Raises:
+            StoreError: While iterating: the bucket cannot be listed; or, when a reader is read, the object cannot.
+        """
+        locations = self._names.locate(self._stores)
+        if self._enable_sharding:
+            rank, world_size = rank_and_world_size() or self._rank or (0, 1)
+            worker = torch.utils.data.get_worker_info()
+            number, workers_count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+            # object i belongs to rank i % world_size, and is that rank's object i // world_size
+            locations = islice(locations, rank + world_size * number, None, world_size * workers_count)
+        return self._samples(locations)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rank": rank_and_world_size() or self._rank}

@@ -1,0 +1,330 @@
+"""``S3Reader`` and its two kinds: files of single objects, which are opened when they are first used."""
+
+from __future__ import annotations
+
+import io
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import MIB
+from penstock.fetch import PlanItem
+from penstock.store.file import ObjectReader
+from penstock.tracebacks import boundary
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _typeshed import WriteableBuffer
+
+    from penstock.compat.s3torchconnector.objects import ObjectSource
+    from penstock.types import Chunk
+
+
+class S3Reader(io.BufferedIOBase):
+    """A readable, seekable file of one object; the base class of all readers, also of a user's own."""
+
+    @property
+    @abstractmethod
+    def bucket(self) -> str:
+        """Name of the bucket."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Key of the object."""
+
+    @abstractmethod
+    def read(self, size: int | None = None) -> bytes:
+        """Read at most `size` bytes; all the rest if `size` is negative or None."""
+
+    @abstractmethod
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to a position and return it; a position past the end is the end."""
+
+    @abstractmethod
+    def tell(self) -> int:
+        """Return the position."""
+
+    @abstractmethod
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer` with the next bytes, and return their number."""
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def writable(self) -> bool:
+        """Return False."""
+        return False
+
+
+class _OpenedLater(S3Reader):
+    """A reader over a file that is opened at the first use; until then it has only a position.
+
+    Args:
+        source: The object.
+    """
+
+    _file: io.BufferedIOBase | None = None
+
+    def __init__(self, source: ObjectSource) -> None:
+        super().__init__()
+        self._source = source
+        self._size_bytes: int | None = None
+        self._position = 0  # while no file is open
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._source.store.describe(self.key)!r}{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (type(self), self._arguments(), self._source, self.tell())
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self._source.location.bucket
+
+    @property
+    def key(self) -> str:
+        """Key of the object."""
+        return self._source.location.key
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position if self._file is None else self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to a position and return it; a position past the end is the end.
+
+        Raises:
+            TypeError: An argument is no integer.
+            ValueError: The position is negative, `whence` is unknown, or the reader is closed.
+            StoreError: The size is needed, and the object cannot be read.
+
+        Cost: one request if the size is needed and unknown.
+        """
+        if not isinstance(offset, int) or not isinstance(whence, int):
+            raise TypeError(f"seek() takes integers, not {type(offset).__name__} and {type(whence).__name__}")
+        if self.closed:
+            raise ValueError(f"{self!r} is closed")
+        if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
+            raise ValueError(f"whence={whence!r} must be 0, 1 or 2")
+        base = 0 if whence == io.SEEK_SET else self.tell() if whence == io.SEEK_CUR else self._size()
+        position = base + offset
+        if position < 0:
+            raise ValueError(f"seek to {position}, before the start")
+        if position > 0 and position != self.tell():
+            position = min(position, self._size())
+        self._position = position if self._file is None else self._file.seek(position)
+        return position
+
+    def read(self, size: int | None = None) -> bytes:
+        """Read at most `size` bytes; all the rest if `size` is negative or None.
+
+        Raises:
+            TypeError: `size` is neither an integer nor None.
+            StoreError: The object is missing, may not be read, was replaced meanwhile, or arrived in part only.
+        """
+        if size is not None and not isinstance(size, int):
+            raise TypeError(f"read() takes an integer or None, not {type(size).__name__}")
+        return self._opened(size).read(-1 if size is None else size)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Read at most `size` bytes, as few as come without another request."""
+        return self._opened(size).read1(size)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer` with the next bytes, and return their number, which is smaller than the buffer only at the end.
+
+        Raises:
+            StoreError: As for ``read``.
+        """
+        return self._opened(memoryview(buffer).nbytes).readinto(buffer)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read up to the end of the line, or at most `size` bytes of it."""
+        return self._opened(0).readline(-1 if size is None else size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def close(self) -> None:
+        """Close the file, and cancel what is in flight; idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            self._position = 0
+            file.close()
+        super().close()
+
+    def _opened(self, size: int | None) -> io.BufferedIOBase:
+        """Return the file at the reader's position, and open it if this is the first use.
+
+        Args:
+            size: Bytes that will be read; None or a negative number for all.
+        """
+        if self.closed:
+            raise ValueError(f"{self!r} is closed")
+        if self._file is None:
+            known = self._source.location.size_bytes
+            is_whole = size is None or size < 0 or (known is not None and size >= known)
+            file = self._open(whole=is_whole and self._position == 0)
+            self._size_bytes = None  # of the version that is open now
+            self._file = file
+            if self._position:
+                file.seek(min(self._position, self._size()))
+        return self._file
+
+    def _size(self) -> int:
+        if self._size_bytes is None:
+            listed = self._source.location.size_bytes
+            if self._file is None and listed is not None:
+                return listed
+            file = self._opened(0)
+            if isinstance(file, ObjectReader):
+                self._size_bytes = file.size_bytes
+            else:
+                position = file.tell()
+                self._size_bytes = file.seek(0, io.SEEK_END)
+                file.seek(position)
+        return self._size_bytes
+
+    def restore(self, position: int) -> None:
+        """Begin at `position` when the file is opened."""
+        self._position = position
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the constructor besides the object."""
+        return {}
+
+    def _open(self, *, whole: bool) -> io.BufferedIOBase:
+        raise io.UnsupportedOperation("_open")
+
+
+@boundary
+class SequentialS3Reader(_OpenedLater):
+    """A reader for objects that are read from beginning to end, which also seeks.
+
+    In a dataset, the object, or the first part of a large one, is read ahead. Elsewhere nothing is requested before the first
+    use; large objects are then streamed with parts in parallel.
+
+    Args:
+        source: The object.
+    """
+
+    def __init__(self, source: ObjectSource) -> None:
+        super().__init__(source)
+        self._begun: Iterator[Chunk] | None = None
+
+    def prefetch(self) -> None:
+        """Request the object, or the first part of a large one, without waiting; the next use waits for it.
+
+        Cost: one request.
+        """
+        if self.closed:
+            raise ValueError(f"{self!r} is closed")
+        if self._file is None and self._begun is None and self._position == 0:
+            self._begun = self._source.begin()
+
+    def _open(self, *, whole: bool) -> io.BufferedIOBase:
+        begun, self._begun = self._begun, None
+        return self._source.open(whole=whole) if begun is None else self._source.open_begun(begun)
+
+
+@boundary
+class RangedS3Reader(_OpenedLater):
+    """A reader for objects of which only parts are read.
+
+    Args:
+        source: The object.
+        buffer_size: Bytes that a smaller read fetches, so that its neighbours cost no request; 0 fetches exactly what is
+            read. None leaves it to the engine: 64 KiB for a jump, more while reading goes on in sequence, then a stream.
+    """
+
+    def __init__(self, source: ObjectSource, *, buffer_size: int | None = None) -> None:
+        super().__init__(source)
+        self._buffer_size = buffer_size
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"buffer_size": self._buffer_size}
+
+    def _open(self, *, whole: bool) -> io.BufferedIOBase:
+        if self._buffer_size is None:
+            return self._source.open_file()
+        return io.BufferedReader(ExactRanges(self._source), max(1, self._buffer_size))
+
+
+_READ_BYTES_MAX = 64 * MIB
+"""The most that one call asks for at once; Python's buffered files call again until a read is complete."""
+
+
+class ExactRanges(io.RawIOBase):
+    """A file each of whose reads is one request for exactly these bytes, all of one version.
+
+    Args:
+        source: The object.
+
+    Cost: one request to open it, for size and version, and one for each read of up to about two parts.
+    """
+
+    def __init__(self, source: ObjectSource) -> None:
+        super().__init__()
+        self._source = source
+        self._store, self._key = source.store, source.location.key
+        self._info = source.stat()
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to a position and return it."""
+        base = (0, self._position, self._info.size_bytes)[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer` with the next bytes by one request, and return their number."""
+        target = memoryview(buffer).cast("B")
+        info, start = self._info, self._position
+        end = min(start + len(target), start + _READ_BYTES_MAX, info.size_bytes)
+        if end <= start:
+            return 0
+        request = PlanItem(self._key, ByteRange(start, end), info.etag, info.size_bytes)
+        data = next(self._store.read_many([request])).data
+        target[: len(data)] = data
+        self._position = end
+        return len(data)
+
+    def readall(self) -> bytes:
+        """Read all the rest, with parts in parallel."""
+        with self._source.open_file() as file:
+            file.seek(self._position)
+            data = file.read()
+        self._position += len(data)
+        return data
+
+
+def _reopened(kind: type[_OpenedLater], arguments: dict[str, Any], source: ObjectSource, position: int) -> _OpenedLater:
+    reader = kind(source, **arguments)
+    reader.restore(position)
+    return reader

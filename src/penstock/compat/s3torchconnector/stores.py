@@ -1,0 +1,84 @@
+"""The stores of the buckets that ``s3://`` URIs name, all with one region, endpoint and configuration."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.compat.s3torchconnector.options import S3ClientConfig
+from penstock.compose import connect, split_s3
+from penstock.errors import ConfigError
+from penstock.redaction import public_url
+from penstock.store.credentials import setting_endpoint_url
+
+if TYPE_CHECKING:
+    from penstock.store.base import Store
+
+
+def parse_uri(uri: object) -> tuple[str, str]:
+    """Return bucket and key of an ``s3://`` URI.
+
+    Raises:
+        ConfigError: It is not an ``s3://`` URI, or it has no bucket; a ``ValueError``, as in the connector.
+    """
+    if not isinstance(uri, str) or not uri.startswith("s3://"):
+        raise ConfigError(f"{uri!r} is not an s3:// URI", hint="s3://bucket/key")
+    return split_s3(uri)
+
+
+class BucketStores:
+    """One store for each bucket, connected when it is first needed. It pickles without them, and may be used after a fork.
+
+    Args:
+        region: Region of the buckets; None takes the environment's. If it is wrong, the store's answer corrects it.
+        endpoint: URL of an S3-compatible store, or its host and port. None takes ``AWS_ENDPOINT_URL_S3`` or
+            ``AWS_ENDPOINT_URL``, else Amazon's.
+        config: Options of the client.
+    """
+
+    def __init__(
+        self, *, region: str | None = None, endpoint: str | None = None, config: S3ClientConfig | None = None
+    ) -> None:
+        if config is not None and not isinstance(config, S3ClientConfig):
+            raise ConfigError(f"s3client_config={config!r} must be an S3ClientConfig")
+        for name, value in (("region", region), ("endpoint", endpoint)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r} must be a str")
+        self.region = region
+        self.endpoint = endpoint
+        self.config = config or S3ClientConfig()
+        self._stores: dict[str, Store] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), region=self.region, endpoint=self.endpoint, config=self.config), ()
+
+    def store(self, bucket: str) -> Store:
+        """Return the store of a bucket. Cost: no request."""
+        store = self._stores.get(bucket)
+        if store is None:
+            made = connect(
+                f"s3://{bucket}", endpoint_url=self._endpoint_url(), region=self.region, **self.config.connect_options()
+            )
+            store = self._stores.setdefault(bucket, made)  # another thread may have connected meanwhile
+        return store
+
+    def _endpoint_url(self) -> str | None:
+        endpoint = self.endpoint or setting_endpoint_url(self.config.profile)
+        return endpoint if endpoint is None or "://" in endpoint else with_scheme(endpoint)
+
+
+def with_scheme(endpoint: str) -> str:
+    """Return an endpoint that lacks a scheme as a URL: ``http`` if it names a port other than 443, else ``https``.
+
+    It warns, because a guess that is wrong would be hard to find otherwise.
+    """
+    port = endpoint.partition("/")[0].rpartition(":")[2]
+    url = f"{'http' if port.isdigit() and port != '443' else 'https'}://{endpoint}"
+    warnings.warn(
+        f"The endpoint {public_url(endpoint)!r} has no scheme, so {public_url(url)!r} is used. Hint: name it with http:// or "
+        "https://, in endpoint= or AWS_ENDPOINT_URL",
+        UserWarning,
+        stacklevel=2,
+    )
+    return url

@@ -1,0 +1,32 @@
+"""``S3Writer``: a file of one object, which becomes visible when it is closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.torch.writing import CheckpointWriter
+from penstock.tracebacks import boundary
+
+
+@boundary
+class S3Writer(CheckpointWriter):
+    """A file that writes one object, as ``S3Checkpoint.writer`` returns it.
+
+    The object becomes visible, whole, when ``close()`` returns or ``with`` ends normally. After an exception inside ``with``,
+    when the writer is dropped without being closed, and if the process ends, nothing becomes visible.
+    """
+
+    def write(self, data: Any, /) -> int:
+        """Take all of `data`, any contiguous buffer, and return its length in bytes.
+
+        Raises:
+            ValueError: The writer is closed.
+            StoreError: An earlier part could not be sent; the writer is then aborted.
+        """
+        if self.closed:
+            raise ValueError(f"{self!r} is not open")
+        return super().write(data)
+
+    def writable(self) -> bool:
+        """Return whether it is open."""
+        return not self.closed

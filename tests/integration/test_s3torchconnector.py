@@ -1,0 +1,212 @@
+"""Programs for the S3 Connector for PyTorch run on penstock, on real servers, after their import was changed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import AccessDeniedError, BucketMissingError, ObjectMissingError, ShortReadError
+from penstock.fetch import process_budget
+from servers.faulty import FaultyServer
+from servers.gateway import wait_until
+from servers.leaks import children, threads
+
+torch = pytest.importorskip("torch")
+s3torchconnector = pytest.importorskip("penstock.compat.s3torchconnector")
+pytestmark = [pytest.mark.server, pytest.mark.torch]
+
+OBJECTS = {f"{number:03d}": bytes([number]) * (100 + number) for number in range(30)}
+
+
+@pytest.fixture
+def user(s3_endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A user whose environment names the server; the connector has no argument for keys."""
+    for name, value in s3_endpoint.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_endpoint
+
+
+@pytest.fixture
+def prefix(user: Any, bucket: str) -> str:
+    """A prefix with 30 objects."""
+    client = user.client()
+    for name, data in OBJECTS.items():
+        client.put_object(Bucket=bucket, Key=f"job/data/{name}", Body=data)
+    return f"s3://{bucket}/job"
+
+
+def read(reader: Any) -> tuple[str, bytes]:
+    return reader.key.rpartition("/")[2], reader.read()
+
+
+def test_a_program_runs_after_changing_its_import(prefix: str, user: Any, tmp_path: Path) -> None:
+    """Map and iterable data set in a DataLoader with workers, and a checkpoint; region wrong, endpoint without a scheme."""
+    script = Path(__file__).with_name("s3torchconnector_job.py")
+    host = user.endpoint_url.removeprefix("http://")
+    environment = os.environ | {
+        "AWS_REGION": "ap-south-2",
+        "AWS_DEFAULT_REGION": "ap-south-2",
+        "AWS_ENDPOINT_URL": host,
+    }
+    done = subprocess.run(
+        [sys.executable, str(script), prefix], env=environment, cwd=tmp_path, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    wanted = [[name, sum(data)] for name, data in OBJECTS.items()]
+    assert found["drawn"] == wanted
+    assert found["streamed"] == [*zip_of(wanted[::2], wanted[1::2])]
+    assert (found["checkpoint"], found["length"]) == (True, 30)
+    assert "has no scheme, so 'http://127.0.0.1" in done.stderr
+
+
+def zip_of(*shares: list[Any]) -> list[Any]:
+    """The shares of the workers in the DataLoader's order, one sample of each in turn."""
+    return [one for group in zip(*shares, strict=True) for one in group]
+
+
+def test_the_endpoint_and_region_arguments_come_before_the_environment(
+    prefix: str, user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``endpoint=`` and ``region=`` name the store, whatever the environment says."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for kind in (s3torchconnector.S3MapDataset, s3torchconnector.S3IterableDataset):
+        dataset = kind.from_prefix(
+            f"{prefix}/data/", endpoint=user.endpoint_url, region="us-west-2", transform=read,
+            s3client_config=s3torchconnector.S3ClientConfig(force_path_style=True),
+        )  # fmt: skip
+        assert dict(dataset) == OBJECTS
+        assert (dataset.endpoint, dataset.region) == (user.endpoint_url, "us-west-2")
+
+
+def test_objects_of_several_buckets_are_one_data_set(user: Any, prefix: str) -> None:
+    """``from_objects`` takes URIs of several buckets, in any order, with repetitions."""
+    other = user.create_bucket()
+    user.client().put_object(Bucket=other, Key="é/ü", Body=b"there")
+    uris = [f"{prefix}/data/007", f"s3://{other}/é/ü", f"{prefix}/data/003", f"{prefix}/data/007"]
+    wanted = [("007", OBJECTS["007"]), ("ü", b"there"), ("003", OBJECTS["003"]), ("007", OBJECTS["007"])]
+    for kind in (s3torchconnector.S3MapDataset, s3torchconnector.S3IterableDataset):
+        assert list(kind.from_objects(uris, region="us-east-1", transform=read)) == wanted
+    assert s3torchconnector.S3MapDataset.from_objects(uris, transform=read).__getitems__([3, 1]) == [
+        wanted[3],
+        wanted[1],
+    ]
+
+
+def test_errors_are_s3_exceptions(user: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing bucket, a missing object and refused keys are what ``except S3Exception`` catches."""
+    with pytest.raises(s3torchconnector.S3Exception) as caught:
+        list(s3torchconnector.S3IterableDataset.from_prefix("s3://penstock-no-such-bucket/x", region="us-east-1"))
+    assert isinstance(caught.value, BucketMissingError)
+    with pytest.raises(s3torchconnector.S3Exception) as caught:
+        s3torchconnector.S3Checkpoint(region="us-east-1").reader(f"{prefix}/none").read()
+    assert isinstance(caught.value, ObjectMissingError)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(s3torchconnector.S3Exception) as caught:
+        len(s3torchconnector.S3MapDataset.from_prefix(prefix, region="us-east-1"))
+    assert isinstance(caught.value, AccessDeniedError)
+
+
+def test_an_exception_commits_nothing(prefix: str) -> None:
+    """After an exception inside ``with``, and when a writer is dropped, the earlier object is still there, whole."""
+    checkpoint = s3torchconnector.S3Checkpoint(region="us-east-1")
+    uri = f"{prefix}/state"
+    with checkpoint.writer(uri) as writer:
+        writer.write(memoryview(b"whole"))
+        assert (writer.tell(), writer.writable(), writer.readable()) == (5, True, False)
+
+    def fail() -> None:
+        with writer:
+            writer.write(b"half" * 3_000_000)
+            raise KeyError("the program's own")
+
+    writer = checkpoint.writer(uri)
+    with pytest.raises(KeyError):
+        fail()
+    assert writer.closed
+    with pytest.raises(ValueError, match="aborted"):
+        writer.write(b"more")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dropped = checkpoint.writer(uri)
+        dropped.write(b"half")
+        del dropped
+    assert "never closed" in str(told[0].message)
+    assert checkpoint.reader(uri).read() == b"whole"
+
+
+@pytest.mark.parametrize(
+    "constructor",
+    [s3torchconnector.S3ReaderConstructor.sequential(), s3torchconnector.S3ReaderConstructor.range_based()],
+)
+def test_a_checkpoint_is_loaded_by_either_reader(prefix: str, constructor: Any) -> None:
+    """``torch.load`` reads a checkpoint of several parts through each kind of reader."""
+    state = {"weights": torch.arange(3_000_000, dtype=torch.float32), "step": 7}
+    config = s3torchconnector.S3ClientConfig(part_size=5 << 20)
+    checkpoint = s3torchconnector.S3Checkpoint(
+        region="us-east-1", s3client_config=config, reader_constructor=constructor
+    )
+    with checkpoint.writer(f"{prefix}/state") as writer:
+        torch.save(state, writer)
+    found = torch.load(checkpoint.reader(f"{prefix}/state"), weights_only=True)
+    assert torch.equal(found["weights"], state["weights"])
+
+
+@pytest.fixture
+def weather(faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> FaultyServer:
+    """The misbehaving server, with objects, as the environment's endpoint."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.endpoint_url)
+    for name, data in OBJECTS.items():
+        faulty.objects[f"data/{name}"] = data
+    return faulty
+
+
+def held_bytes() -> int:
+    """Bytes of the process's budget that somebody holds."""
+    budget = process_budget().statistics()
+    return budget.used_bytes - budget.free_bytes
+
+
+UNSIGNED = s3torchconnector.S3ClientConfig(unsigned=True, max_attempts=2)
+
+
+def test_a_short_body_is_an_error(weather: FaultyServer) -> None:
+    """A body that ends early is never handed out: it is read again, or, if that fails too, it is an error of this object."""
+    weather.fail("close", times=1, match="data/004", after_bytes=10)
+    dataset = s3torchconnector.S3IterableDataset.from_prefix(
+        "s3://bucket/data/", s3client_config=UNSIGNED, transform=read
+    )
+    assert dict(dataset) == OBJECTS
+    weather.fail("close", times=2, match="data/011", after_bytes=10)
+    found = {}
+    with pytest.raises(s3torchconnector.S3Exception) as caught:
+        found.update(iter(dataset))
+    assert isinstance(caught.value, ShortReadError)
+    assert "data/011" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [s3torchconnector.S3MapDataset, s3torchconnector.S3IterableDataset])
+def test_nothing_is_left_of_an_abandoned_data_set(kind: Any, weather: FaultyServer) -> None:
+    """Iterating in part, keeping a reader, and dropping all of it leaves no thread or process, and no bytes in the budget."""
+
+    def some() -> int:
+        dataset = kind.from_prefix("s3://bucket/data/", s3client_config=UNSIGNED)
+        readers = iter(dataset)
+        return len(next(readers).read()) + len(next(readers).read(3))
+
+    some()
+    gc.collect()
+    before, held = threads() | children(), held_bytes()
+    for _ in range(3):
+        assert some() == 103
+    wait_until(lambda: threads() | children() <= before)
+    wait_until(lambda: held_bytes() <= held)
