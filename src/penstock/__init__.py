@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock import channels as channels
+    from penstock import fsspec as fsspec
     from penstock import index as index
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
@@ -98,7 +99,7 @@ _ORIGIN = {
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("channels", "index", "mount", "pack", "tensorflow", "testing", "torch")
+_SUBPACKAGES = ("channels", "fsspec", "index", "mount", "pack", "tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

@@ -1,0 +1,317 @@
+"""Files of the file system: the engine's readers and writers, with the attributes that users of fsspec expect.
+
+Reading ahead and its memory are the engine's, so fsspec's caches are not used. An exception inside ``with`` never makes a
+half-written object visible, in text and compressed files neither, and nor does a file that is dropped without ``close()``.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+from fsspec.compression import compr
+from fsspec.core import OpenFile, get_compression
+from fsspec.utils import read_block
+
+from penstock.errors import ConfigError
+from penstock.store.file import ObjectReader
+from penstock.store.writing import Writer
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.store.base import Store
+    from penstock.types import Key
+
+BLOCK_BYTES = 8 << 20
+"""What ``blocksize`` says; programs that ask read in pieces of this size."""
+
+PART_BYTES_MIN = 5 << 20
+"""S3's smallest part."""
+
+_FRAMES_MAX = 6  # between the close of a compressed text file and the ``with`` statement around it
+
+
+@boundary
+class FsspecReader(ObjectReader):
+    """One version of an object as a file of fsspec's kind: ``fs.open(path, "rb")`` returns it.
+
+    Args:
+        files: The file system.
+        path: Path of the object.
+        store: The store that it lies in.
+        key: Key of the object in the store.
+        etag: ETag of the version to read; None pins the current one.
+    """
+
+    blocksize = BLOCK_BYTES
+
+    def __init__(self, files: Any, path: str, *, store: Store, key: Key, etag: str | None = None) -> None:
+        super().__init__(store, key, etag=etag)
+        self.fs = files
+        self.path = path
+
+    @property
+    def size(self) -> int:
+        """Size of the object in bytes."""
+        return self.size_bytes
+
+    @property
+    def loc(self) -> int:
+        """The position in the file."""
+        return self.tell()
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Path, size, type and ETag of the version that is being read."""
+        return {"name": self.path, "size": self.size_bytes, "type": "file", "ETag": self.etag}
+
+    @property
+    def full_name(self) -> str:
+        """The path with its protocol."""
+        return str(self.fs.unstrip_protocol(self.path))
+
+    def info(self) -> dict[str, Any]:
+        """Return path, size, type and ETag of the version that is being read."""
+        return self.details
+
+    def url(self, **options: Any) -> str:
+        """Return a URL with which anybody can read the object for a limited time."""
+        return str(self.fs.url(self.path, **options))
+
+    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
+        """Read up to the next `char`, and including it; all the rest if there is none.
+
+        Args:
+            char: The bytes to look for.
+            blocks: Bytes to read at a time; None takes 64 KiB.
+        """
+        step = blocks or 1 << 16
+        pieces = b""
+        while True:
+            start = self.tell()
+            piece = self.read(step)
+            searched_from = max(0, len(pieces) - len(char) + 1)
+            before = len(pieces)
+            pieces += piece
+            at = pieces.find(char, searched_from)
+            if at >= 0:
+                self.seek(start + at + len(char) - before)
+                return pieces[: at + len(char)]
+            if not piece:
+                return pieces
+
+    def read_block(self, offset: int, length: int | None, delimiter: bytes | None = None) -> bytes:
+        """Read `length` bytes from `offset` on, moved to the ends of records if there is a delimiter, as fsspec says."""
+        if length is None or offset + length > self.size:
+            length = max(0, self.size - offset)
+        return bytes(read_block(self, offset, length, delimiter))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        super().__reduce__()  # refuses a file that is closed
+        return _reopened, (self.fs, self.path, self.etag, self.tell())
+
+
+def _reopened(files: Any, path: str, etag: str | None, position: int) -> FsspecReader:
+    reader: FsspecReader = files.open_version(path, etag=etag)
+    reader.seek(position)
+    return reader
+
+
+@boundary
+class FsspecWriter(Writer):
+    """A file that becomes an object when it is closed: ``fs.open(path, "wb")`` returns it.
+
+    Args:
+        files: The file system.
+        path: Path of the object.
+        store: The store that it lies in.
+        key: Key of the object in the store.
+        part_bytes: Size of the first parts in bytes; None takes the engine's default.
+        if_absent: Whether to refuse to replace an object.
+        autocommit: Whether ``close()`` makes the object visible; otherwise ``commit()`` does, as in a transaction.
+    """
+
+    blocksize = BLOCK_BYTES
+
+    def __init__(
+        self,
+        files: Any,
+        path: str,
+        *,
+        store: Store,
+        key: Key,
+        part_bytes: int | None = None,
+        if_absent: bool = False,
+        autocommit: bool = True,
+    ) -> None:
+        self._sealed = False
+        super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent)
+        self.fs = files
+        self.path = path
+        self.autocommit = autocommit
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file takes no more bytes."""
+        return self._sealed or super().closed
+
+    @property
+    def loc(self) -> int:
+        """Number of bytes written."""
+        return self.tell()
+
+    @property
+    def size(self) -> int:
+        """Number of bytes written."""
+        return self.tell()
+
+    @property
+    def full_name(self) -> str:
+        """The path with its protocol."""
+        return str(self.fs.unstrip_protocol(self.path))
+
+    def write(self, data: Any, /) -> int:
+        """Take all of `data`, as ``Writer.write`` does.
+
+        Raises:
+            ValueError: The file was closed.
+        """
+        if self._sealed:
+            raise ValueError(f"{self.path} is closed")
+        return super().write(data)
+
+    def close(self) -> None:
+        """Make the object visible, or in a transaction keep it for ``commit()``.
+
+        The file is discarded instead if a ``with fsspec.open(...)`` statement closes it because of an exception.
+        """
+        if self.closed:
+            return
+        if _is_closed_by_exception():
+            self.abort()
+        elif self.autocommit:
+            self._finish()
+        else:
+            self._sealed = True
+
+    def commit(self) -> None:
+        """Make the object visible that a transaction has kept; does nothing if it is visible already."""
+        self._finish()
+
+    def discard(self) -> None:
+        """Drop what was sent, so that nothing becomes visible."""
+        self.abort()
+
+    def _finish(self) -> None:
+        super().close()
+        self.fs.invalidate_cache(self.path)
+
+
+def _is_closed_by_exception() -> bool:
+    """Whether ``OpenFile.__exit__`` is closing the file because of an exception, which it does not pass on.
+
+    ``with fsspec.open(...)`` calls ``close()`` however its block ends, so a failed program would commit half a file.
+    """
+    frame = sys._getframe(2).f_back
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            break
+        if frame.f_code is OpenFile.__exit__.__code__:
+            return any(value is not None for value in frame.f_locals.get("args", ()))
+        frame = frame.f_back
+    return False
+
+
+class FsspecText(io.TextIOWrapper):
+    """A text file around a file of this module: an exception inside ``with`` discards what was written."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and hasattr(self.buffer, "abort"):
+            self.buffer.abort()
+        self.close()
+
+
+class FsspecCompressor(io.RawIOBase):
+    """A file that compresses into a writer, and closes it: fsspec's own compressed files leave it open.
+
+    Args:
+        writer: Takes the compressed bytes.
+        compression: fsspec's name of the compression.
+    """
+
+    def __init__(self, writer: FsspecWriter, *, compression: str) -> None:
+        super().__init__()
+        self._writer = writer
+        self._compressed = compr[compression](writer, mode="w")
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Compress all of `data`, and return its length in bytes."""
+        self._compressed.write(data)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Do nothing: a flushed compressor compresses badly, and nothing is visible before ``close()``."""
+
+    def close(self) -> None:
+        """Compress the rest, and close the writer."""
+        if self.closed:
+            return
+        try:
+            self._compressed.close()
+            self._writer.close()
+        except BaseException:
+            self._writer.abort()
+            raise
+        finally:
+            super().close()
+
+    def abort(self) -> None:
+        """Drop what was written. Idempotent."""
+        self._writer.abort()
+        super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        """Do nothing, because ``io.IOBase`` would close the file and so commit it."""
+
+
+def compressed(file: Any, path: str, *, mode: str, compression: str) -> Any:
+    """Return a file that compresses or decompresses.
+
+    Args:
+        file: A reader or a writer of this module.
+        path: Its path, from whose suffix ``"infer"`` takes the compression.
+        mode: Mode in which `file` was opened.
+        compression: fsspec's name of the compression.
+
+    Raises:
+        ConfigError: There is no such compression.
+    """
+    try:
+        name = get_compression(path, compression)
+    except ValueError as error:
+        raise ConfigError(f"compression={compression!r}: {error}") from None
+    if name is None:
+        return file
+    if "r" in mode:
+        return compr[name](file, mode="r")
+    return FsspecCompressor(file, compression=name)

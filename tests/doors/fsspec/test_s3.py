@@ -1,0 +1,235 @@
+"""The file system on a real S3 server: URLs, keys, errors, and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+
+import penstock as ps
+from penstock.fsspec import PenstockFileSystem, PenstockS3FileSystem, register
+from penstock.testing.s3_server import S3Server
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def options(s3_endpoint: S3Server) -> Iterator[dict[str, Any]]:
+    """Options as users of s3fs write them; ``s3://`` is penstock's meanwhile."""
+    before = fsspec.registry.get("s3")
+    register("s3")
+    register("penstock")
+    yield {"endpoint_url": s3_endpoint.endpoint_url, "key": s3_endpoint.access_key, "secret": s3_endpoint.secret_key}
+    if before is not None:
+        fsspec.register_implementation("s3", before, clobber=True)
+
+
+@pytest.fixture
+def files(options: dict[str, Any]) -> PenstockS3FileSystem:
+    """A file system on the server."""
+    return PenstockS3FileSystem(**options)
+
+
+def test_urls(bucket: str, options: dict[str, Any], s3_client: Any) -> None:
+    """``s3://`` and ``penstock://s3/`` are the same objects, which another client sees."""
+    with fsspec.open(f"s3://{bucket}/a/text.txt", "w", **options) as file:
+        file.write("text")
+    assert s3_client.get_object(Bucket=bucket, Key="a/text.txt")["Body"].read() == b"text"
+    with fsspec.open(f"penstock://s3/{bucket}/a/text.txt", "r", **options) as file:
+        assert file.read() == "text"
+    files, paths = fsspec.core.url_to_fs(f"s3://{bucket}/a/*", **options)
+    assert files.glob(paths) == [f"{bucket}/a/text.txt"]
+    assert fsspec.open_files(f"penstock://s3/{bucket}/a/*", **options)[0].path == f"s3/{bucket}/a/text.txt"
+    listed = fsspec.get_mapper(f"s3://{bucket}/a", **options)
+    assert dict(listed) == {"text.txt": b"text"}
+
+
+def test_what_s3_says_of_an_object(files: PenstockS3FileSystem, bucket: str, s3_client: Any) -> None:
+    """``info`` and ``ls`` agree with each other and with the store; buckets are directories."""
+    files.pipe_file(f"{bucket}/x", b"abc")
+    head = s3_client.head_object(Bucket=bucket, Key="x")
+    info = files.info(f"{bucket}/x")
+    assert (info["ETag"], info["size"], info["LastModified"]) == (head["ETag"], 3, head["LastModified"])
+    assert files.ls(bucket)[0]["ETag"] == info["ETag"]
+    assert {"name": bucket, "size": 0, "type": "directory"} in files.ls("")
+    assert files.info(bucket)["type"] == "directory"
+    assert f"s3/{bucket}" in PenstockFileSystem(**files.storage_options).ls("s3", detail=False)
+    files.mkdir(bucket)
+    with pytest.raises(ps.BucketMissingError):
+        files.mkdir("penstock-no-such-bucket")
+    with pytest.raises(FileNotFoundError):
+        files.ls("penstock-no-such-bucket")
+    with pytest.raises(ps.ConfigError, match="must be given a bucket"):
+        files.find("")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["plain", "a b", "ü/ö", "q?x=1", "p%20c", "h#x", "star*", "[x]", "a+b", "trailing.", "a//b", "x::y", "'\"<&>"],
+)
+def test_odd_keys(files: PenstockS3FileSystem, bucket: str, key: str) -> None:
+    """A key with any character is written, listed, read and removed as it is."""
+    path = f"{bucket}/dir/{key}"
+    files.pipe_file(path, key.encode())
+    assert files.cat_file(path) == key.encode()
+    assert files.find(f"{bucket}/dir") == [path]
+    with files.open(path) as file:
+        assert file.read() == key.encode()
+    files.cp_file(path, f"{bucket}/copy")
+    assert files.cat_file(f"{bucket}/copy") == key.encode()
+    files.rm_file(path)
+    assert not files.exists(path)
+
+
+def test_many_objects(files: PenstockS3FileSystem, bucket: str) -> None:
+    """More objects than one page lists are written, found, read, copied and removed."""
+    contents = {f"{bucket}/many/{number % 7}/{number:04}": b"%d" % number for number in range(1300)}
+    files.pipe(contents)
+    assert files.find(f"{bucket}/many") == sorted(contents)
+    assert files.cat(f"{bucket}/many", recursive=True) == contents
+    paths = sorted(contents)
+    assert files.cat_ranges(paths, 0, 2) == [contents[path][:2] for path in paths]
+    assert len(files.glob(f"{bucket}/many/*/*1")) == sum(path.endswith("1") for path in contents)
+    files.cp(f"{bucket}/many", f"{bucket}/copy", recursive=True)
+    files.rm(f"{bucket}/many", recursive=True)
+    assert len(files.find(bucket)) == len(contents)
+
+
+def test_ranges_of_one_object(files: PenstockS3FileSystem, bucket: str) -> None:
+    """Thousands of ranges of one object are right, by the method and by as many coroutines."""
+    data = bytes(index * 7 % 251 for index in range(200_000))
+    files.pipe_file(f"{bucket}/one", data)
+    starts = [number * 7919 % 199_900 for number in range(3000)]
+    ends = [start + 60 for start in starts]
+    expected = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert files.cat_ranges([f"{bucket}/one"] * 3000, starts, ends) == expected
+
+    async def gather() -> list[bytes]:
+        reads = (files._cat_file(f"{bucket}/one", start, end) for start, end in zip(starts, ends, strict=True))
+        return await asyncio.gather(*reads)
+
+    assert asyncio.run(gather()) == expected
+
+
+def test_a_large_object(files: PenstockS3FileSystem, bucket: str, tmp_path: Any) -> None:
+    """An object of many parts goes there and back by every way, and stays one version while it is read."""
+    data = bytes(range(256)) * (40 << 12)
+    (tmp_path / "up").write_bytes(data)
+    files.put_file(tmp_path / "up", f"{bucket}/put")
+    with files.open(f"{bucket}/written", "wb", block_size=5 << 20) as file:
+        for start in range(0, len(data), 3 << 20):
+            file.write(data[start : start + (3 << 20)])
+    files.pipe_file(f"{bucket}/piped", data)
+    files.get_file(f"{bucket}/put", tmp_path / "down")
+    assert (tmp_path / "down").read_bytes() == data
+    assert files.cat_file(f"{bucket}/written") == data
+    with files.open(f"{bucket}/piped") as file:
+        assert file.read(1 << 20) == data[: 1 << 20]
+        files.pipe_file(f"{bucket}/piped", data[::-1])
+        with pytest.raises(ps.ObjectChangedError):
+            file.read()
+
+
+def test_errors_are_those_of_files(files: PenstockS3FileSystem, options: dict[str, Any], bucket: str) -> None:
+    """Wrong keys are a ``PermissionError`` and not an object that is not there; no server is a ``ConnectionError``."""
+    wrong = PenstockS3FileSystem(**{**options, "secret": "wrong"})
+    for call in (wrong.exists, wrong.isdir, wrong.ls, wrong.cat_file):
+        with pytest.raises(PermissionError):
+            call(f"{bucket}/x")
+    nowhere = PenstockS3FileSystem(
+        endpoint_url="http://127.0.0.1:9", key="AK", secret="x", retry=ps.RetryConfig(attempts_max=1)
+    )
+    with pytest.raises(ConnectionError):
+        nowhere.exists(f"{bucket}/x")
+    with pytest.raises(FileNotFoundError, match="x"):
+        files.open(f"{bucket}/x")
+
+
+def test_signed_urls(files: PenstockS3FileSystem, bucket: str) -> None:
+    """Anybody can read by a signed URL."""
+    files.pipe_file(f"{bucket}/x", b"shared")
+    for url in (files.sign(f"{bucket}/x", expiration=60), files.url(f"{bucket}/x"), files.open(f"{bucket}/x").url()):
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.read() == b"shared"
+    with pytest.raises(ps.ConfigError, match="for reading only"):
+        files.sign(f"{bucket}/x", client_method="put_object")
+
+
+def test_folders_of_consoles(files: PenstockS3FileSystem, bucket: str, s3_client: Any) -> None:
+    """The empty object that a console writes for a folder is a directory, and goes with it."""
+    s3_client.put_object(Bucket=bucket, Key="folder/")
+    s3_client.put_object(Bucket=bucket, Key="folder/inner/")
+    assert files.info(f"{bucket}/folder")["type"] == "directory"
+    assert files.ls(f"{bucket}/folder", detail=False) == [f"{bucket}/folder/inner"]
+    assert files.find(bucket) == []
+    assert files.find(bucket, withdirs=True) == [bucket, f"{bucket}/folder", f"{bucket}/folder/inner"]
+    files.rm(f"{bucket}/folder", recursive=True)
+    assert s3_client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+def _read(files: PenstockS3FileSystem, path: str, answers: Any) -> None:
+    answers.put((files.cat_file(path), asyncio.run(files._cat_file(path, 0, 2)), files.open(path).read()))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(files: PenstockS3FileSystem, bucket: str, method: str) -> None:
+    """A file system works in a forked child and in a new process while its parent uses it."""
+    files.pipe_file(f"{bucket}/x", b"data")
+    asyncio.run(files._cat_file(f"{bucket}/x"))
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    child = context.Process(target=_read, args=(files, f"{bucket}/x", answers))
+    child.start()
+    assert files.cat_file(f"{bucket}/x") == b"data"
+    child.join(60)
+    assert child.exitcode == 0
+    assert answers.get() == (b"data", b"da", b"data")
+
+
+def test_threads(files: PenstockS3FileSystem, bucket: str) -> None:
+    """Many threads share a file system, and one file, without mixing anything up."""
+    data = bytes(range(256)) * 4096
+    files.pipe_file(f"{bucket}/x", data)
+    shared = pickle.loads(pickle.dumps(files))
+    assert shared is files
+    wrong: list[int] = []
+
+    def use(number: int) -> None:
+        for turn in range(20):
+            start = (number * 31 + turn * 977) % 1_000_000
+            if shared.cat_file(f"{bucket}/x", start, start + 99) != data[start : start + 99]:
+                wrong.append(number)
+            shared.pipe_file(f"{bucket}/t/{number}/{turn}", b"%d" % turn)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert len(files.find(f"{bucket}/t")) == 160
+
+
+def test_nothing_is_left(files: PenstockS3FileSystem, bucket: str, nothing_left: Any) -> None:
+    """Reading, writing and dropping files leaves no thread and no descriptor behind."""
+    files.pipe_file(f"{bucket}/x", bytes(20 << 20))
+    asyncio.run(files._cat_file(f"{bucket}/x"))
+    files.open(f"{bucket}/x").read(9 << 20)
+    with nothing_left():
+        for _ in range(3):
+            file = files.open(f"{bucket}/x")
+            file.read(1 << 20)
+            del file
+            writer = files.open(f"{bucket}/y", "wb")
+            writer.write(bytes(9 << 20))
+            del writer
+            asyncio.run(files._cat_file(f"{bucket}/x", 5, 10))
+    assert not files.exists(f"{bucket}/y")
