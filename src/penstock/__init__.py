@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
     from penstock import torch as torch
+    from penstock import webdataset as webdataset
     from penstock.cache import CacheConfig as CacheConfig
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
@@ -99,7 +100,7 @@ _ORIGIN = {
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("channels", "fsspec", "index", "mount", "pack", "tensorflow", "testing", "torch")
+_SUBPACKAGES = ("channels", "fsspec", "index", "mount", "pack", "tensorflow", "testing", "torch", "webdataset")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

@@ -156,3 +156,15 @@ print([name for name in ("botocore", "urllib.request", "http.client", "ssl") if 
 def test_every_class_documents_itself() -> None:
     """Each public name has a docstring of its own."""
     assert [name for name in ps.__all__ if name != "__version__" and not getattr(ps, name).__doc__] == []
+
+
+def test_without_webdataset_it_is_named() -> None:
+    """The WebDataset door without WebDataset is an ImportError that says what to install."""
+    code = """import sys; sys.modules["webdataset"] = None
+try:
+    import penstock.webdataset
+except ImportError as error:
+    print(type(error).__name__, error.name, error)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("ModuleNotFoundError webdataset penstock.webdataset needs the WebDataset library")
+    assert "pip install webdataset" in done.stdout

@@ -1,0 +1,170 @@
+"""What WebDataset calls to open URLs: the handler of a scheme, and the two stages that open a sequence of shards.
+
+A handler of ``gopen`` hears of one URL at a time, and cannot know which one follows. The stages receive the iterator of
+URLs, so they can read ahead over the ends of shards; for URLs of other schemes they call WebDataset's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import webdataset
+
+from penstock.errors import ConfigError
+from penstock.tracebacks import boundary
+from penstock.webdataset.stores import default_stores
+from penstock.webdataset.streams import Place, ShardStreams
+from penstock.webdataset.writing import ShardUpload
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Callable, Iterable, Iterator
+
+    from penstock.webdataset.stores import ShardStores
+
+gopen = importlib.import_module("webdataset.gopen")  # the package's attribute of this name is a function
+THEIR_URL_OPENER = webdataset.tariterators.url_opener
+THEIR_STREAMING_OPEN: Any = webdataset.cache.StreamingOpen
+
+
+@boundary
+def open_url(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> io.IOBase:
+    """Open one object, as a handler of WebDataset's ``gopen``.
+
+    Args:
+        url: ``s3://bucket/key``, or the same after ``penstock+``.
+        mode: ``"rb"`` reads the object once from its beginning to its end; ``"wb"`` makes an object that is visible when the
+            file is closed.
+        bufsize: Ignored.
+        **options: Options of ``penstock.connect``, beside those of ``register``.
+
+    Raises:
+        ConfigError: The URL, the mode or an option is not valid.
+        StoreError: The object is missing, may not be read, ...
+    """
+    stores = default_stores().with_options(options)
+    if mode == "wb":
+        return ShardUpload(*stores.locate(url))
+    if mode != "rb":
+        raise ConfigError(f"mode {mode!r} must be 'rb' or 'wb'")
+    streams = ShardStreams((url,), locate=lambda one: Place(*stores.locate(one)))
+    next(streams)
+    stream = streams.open()
+    assert stream is not None
+    return stream
+
+
+@boundary
+def url_opener(
+    data: Iterable[dict[str, Any]],
+    handler: Callable[[Exception], bool] = webdataset.reraise_exception,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """Open a sequence of shards, as WebDataset's stage of the same name, with the next ones requested while one is read.
+
+    Args:
+        data: Dicts with the key ``url``; a few dozens of them are taken ahead.
+        handler: Called with the exception of a shard that cannot be opened; if it returns true, the next one follows.
+        **options: Options of ``penstock.connect``, beside those of ``register``.
+
+    Returns:
+        An iterator of the same dicts with the key ``stream`` added.
+
+    Raises:
+        ConfigError: An option does not exist.
+    """
+    return _url_opener(data, handler, default_stores().with_options(options))
+
+
+def _url_opener(
+    data: Iterable[dict[str, Any]], handler: Callable[[Exception], bool], stores: ShardStores
+) -> Iterator[dict[str, Any]]:
+    verdict = _Verdict(handler)
+    for sample, stream in _opened(data, stores, handler):
+        if stream is not None:
+            sample.update(stream=stream)
+            yield sample
+        else:
+            yield from THEIR_URL_OPENER((sample,), handler=verdict)
+            if verdict.ends:
+                return
+
+
+class ShardOpener(THEIR_STREAMING_OPEN):  # type: ignore[misc]
+    """WebDataset's stage that opens the shards of ``WebDataset(urls)``, with the next ones requested while one is read.
+
+    It pickles with the options of ``register``, so they are those of worker processes too, however these are started.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.stores = default_stores()
+
+    def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Open shards in order.
+
+        Args:
+            urls: URLs, or dicts with the key ``url``; a few dozens of them are taken ahead.
+
+        Returns:
+            An iterator of dicts with the keys ``url`` and ``stream``.
+        """
+        verdict = _Verdict(self.handler)
+        for item, stream in _opened(urls, self.stores, self.handler):
+            if stream is not None:
+                yield {"url": _url_of(item), "stream": stream}
+            else:
+                yield from self._theirs(item, verdict)
+                if verdict.ends:
+                    return
+
+    def _theirs(self, item: Any, verdict: _Verdict) -> Iterator[dict[str, Any]]:
+        opened: Iterator[dict[str, Any]] = THEIR_STREAMING_OPEN(verbose=self.verbose, handler=verdict)((item,))
+        return opened
+
+
+class _Verdict:
+    """A handler that remembers whether it told its caller to end."""
+
+    def __init__(self, handler: Callable[[Exception], bool]) -> None:
+        self._handler = handler
+        self.ends = False
+
+    def __call__(self, error: Exception) -> bool:
+        goes_on = self._handler(error)
+        self.ends = not goes_on
+        return goes_on
+
+
+def _opened(
+    items: Iterable[Any], stores: ShardStores, handler: Callable[[Exception], bool]
+) -> Iterator[tuple[Any, io.BufferedReader | None]]:
+    """Iterate over items and their streams; an item whose URL others open has no stream."""
+    streams = ShardStreams(items, locate=lambda item: _place(_url_of(item), stores))
+    try:
+        for item in streams:
+            try:
+                stream = streams.open()
+            except Exception as error:
+                error.args = (*error.args, _url_of(item))  # handlers show the repr of errors, which is made of these
+                if handler(error):
+                    continue
+                return
+            yield item, stream
+            del stream
+    finally:
+        streams.close()
+
+
+def _url_of(item: Any) -> str:
+    url: str = item["url"] if isinstance(item, dict) else item
+    return url
+
+
+def _place(url: str, stores: ShardStores) -> Place | None:
+    """Return where the object of a URL lies; None if ``gopen`` would not call ``open_url`` for it."""
+    rewritten = gopen.rewrite_url(url)
+    if gopen.gopen_schemes.get(rewritten.partition("://")[0]) is not open_url:
+        return None
+    return Place(*stores.locate(rewritten))

@@ -1,0 +1,76 @@
+"""Stores for URLs: the options with which buckets are connected to, and one store for each bucket."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from penstock.compose import connect, split
+from penstock.config import check_names
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+
+STORES_MAX = 64
+"""Buckets whose stores are kept, with what they know of regions and credentials; the one that was added first goes first."""
+
+
+class ShardStores:
+    """The stores in which shards lie, one for each bucket. It pickles as its options.
+
+    Args:
+        **options: Options of ``penstock.connect``.
+
+    Raises:
+        ConfigError: An option does not exist.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        check_names("register", options, [name for name in inspect.signature(connect).parameters if name != "url"])
+        self.options = options
+        self._stores: dict[str, Store] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_with, (self.options,)
+
+    def with_options(self, options: dict[str, Any]) -> ShardStores:
+        """Return stores with more options, or with others in place of these."""
+        return ShardStores(**(self.options | options)) if options else self
+
+    def locate(self, url: str) -> tuple[Store, str]:
+        """Return the store of the bucket that a URL names, and the key in it.
+
+        Args:
+            url: ``s3://bucket/key``, or the same after ``penstock+``.
+
+        Raises:
+            ConfigError: The URL names no object, or an option is not valid.
+        """
+        root, key = split(url.removeprefix("penstock+"))
+        if not key or key.endswith("/"):
+            raise ConfigError(f"{url!r} does not name an object", hint="s3://bucket/train-{000000..000099}.tar")
+        store = self._stores.get(root)
+        if store is None:
+            while len(self._stores) >= STORES_MAX:
+                del self._stores[next(iter(self._stores))]
+            store = self._stores[root] = connect(root, **self.options)
+        return store, key
+
+
+def _made_with(options: dict[str, Any]) -> ShardStores:
+    return ShardStores(**options)
+
+
+_default = ShardStores()
+
+
+def default_stores() -> ShardStores:
+    """Return the stores of URLs that are opened without options."""
+    return _default
+
+
+def set_default_stores(stores: ShardStores) -> None:
+    """Set the stores of URLs that are opened without options."""
+    global _default
+    _default = stores
