@@ -24,6 +24,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import KIB, MIB
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import mmap
@@ -105,6 +106,37 @@ def bytes_buffer(size_bytes: int) -> memoryview:
     inside = _Inside.from_address(_address_of(value))
     inside.value = value
     return memoryview(inside).cast("B")[:size_bytes]
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """Return a view, uint8[n], of any contiguous buffer.
+
+    Raises:
+        ConfigError: `data` is not a contiguous buffer.
+    """
+    try:
+        view = memoryview(data)
+        if view.nbytes == 0:  # cast refuses zeros in shapes
+            return memoryview(b"")
+        return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data must be contiguous bytes, not {type(data).__name__}: {error}") from error
+
+
+def writable_byte_view(buffer: Any) -> memoryview:
+    """Return a view, uint8[n], of any contiguous buffer that may be written to.
+
+    Raises:
+        ConfigError: `buffer` is not contiguous, or read-only, or no buffer at all.
+    """
+    view = byte_view(buffer)
+    if not view.nbytes:
+        return memoryview(bytearray())  # what `byte_view` returns for it is read-only
+    if view.readonly:
+        raise ConfigError(
+            f"{type(buffer).__name__} cannot be read into: it is read-only", hint="copy it to a bytearray"
+        )
+    return view
 
 
 def is_typed(value: Buffer) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from penstock.errors import StoreError
 from penstock.types import Landing
@@ -35,10 +35,13 @@ class LandingFile:
 
     Attributes:
         fd: The descriptor of its own.
+        takes_whole: False: it takes objects part by part.
         splices: Whether the kernel can move bytes from a pipe to it; few file systems cannot.
     """
 
     __slots__ = ("fd", "path", "splices")
+
+    takes_whole: ClassVar[bool] = False
 
     def __init__(self, fd: int, path: Path) -> None:
         self.path = path
@@ -48,6 +51,11 @@ class LandingFile:
     def __del__(self) -> None:
         if hasattr(self, "fd"):  # it is missing if the process has no more descriptors
             os.close(self.fd)
+
+    def landing(self, start: int, length_bytes: int | None) -> FileLanding:
+        """Return the place of `length_bytes` bytes from offset `start`; the length must be known."""
+        assert length_bytes is not None
+        return FileLanding(self, start, start + length_bytes)
 
     def write(self, data: Buffer, offset_bytes: int) -> None:
         """Write `data` at an offset.

@@ -174,6 +174,6 @@ def test_a_file_that_cannot_be_written(faulty: FaultyServer, connect_faulty: Con
         info = store.stat("a")
         requests_count = len(faulty.requests)
         with pytest.raises(StoreError, match="/dev/full: No space left on device"):
-            for _ in store.read_parts([PlanItem("a", etag=info.etag, size_bytes=info.size_bytes, file=file)]):
+            for _ in store.read_parts([PlanItem("a", etag=info.etag, size_bytes=info.size_bytes, target=file)]):
                 pass
     assert len(faulty.requests) - requests_count <= 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 import time
@@ -135,6 +136,33 @@ def test_unordered_reading_gives_the_same_set(case: tuple[dict[str, bytes], list
     found = {blob.request_index: bytes(blob.data) for blob in store.read_many(requests, ordered=False)}
     assert found == {index: expected(objects, request) for index, request in enumerate(requests)}
     assert given_back(store)
+
+
+@QUICK
+@given(cases(), st.integers(0, 9))
+def test_read_into_equals_the_reference(case: tuple[dict[str, bytes], list[Any], Own], taken_count: int) -> None:
+    """Each buffer has the bytes asked for, and no byte outside; what was dropped early is written to no more."""
+    objects, requests, store = case
+    keys = [(request, None) if isinstance(request, str) else request for request in requests]
+    wanted = [expected(objects, request) for request in requests]
+    starts = [span and span.start for _, span in keys]
+    ranges = [
+        None if start is None else ps.ByteRange(start, start + len(data))
+        for start, data in zip(starts, wanted, strict=True)
+    ]
+    memory = [bytearray(b"#" + bytes(len(data)) + b"#") for data in wanted]
+    views = [memoryview(buffer)[1:-1] for buffer in memory]
+    asked = [(key, span, view) for (key, _), span, view in zip(keys, ranges, views, strict=True)]
+    assert sorted(store.read_into(asked)) == list(range(len(asked)))
+    assert memory == [b"#" + data + b"#" for data in wanted]
+    landed = store.read_into(asked)
+    for _ in itertools.islice(landed, taken_count):
+        pass
+    del landed
+    for buffer in memory:
+        buffer[:] = bytes(len(buffer))
+    assert given_back(store)
+    assert not any(map(any, memory))
 
 
 @QUICK

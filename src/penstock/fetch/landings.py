@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.file_landings import FileLanding
 from penstock.types import Landing
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ class LandingAllocator:
         Returns:
             False if the budget lacks the bytes and `force` is false.
         """
-        length, file = part.length_bytes, part.read.item.file
-        if file is not None and length is not None and not self._whole:
-            part.landing = FileLanding(file, part.start, part.start + length)
+        length, target = part.length_bytes, part.read.item.target
+        if target is not None and target.takes_whole == self._whole and (self._whole or length is not None):
+            part.landing = target.landing(part.start, length)
             return True
         # One piece of memory for the object, even if this part is small.
         if self._whole and part is not part.read.parts[0]:
@@ -107,9 +106,9 @@ class LandingAllocator:
         completion.landing = first.landing
         first.buffer = None
 
-    def held_bytes(self, span: ByteRange | None) -> int:
-        """Bytes that have to be in memory together to deliver `span`; 0 if it is delivered part by part."""
-        return span.length_bytes if self._whole and span is not None else 0
+    def held_bytes(self, read: ObjectRead, span: ByteRange | None) -> int:
+        """Bytes that `read` has to hold together to deliver `span`; 0 if they go to the caller's memory, or part by part."""
+        return span.length_bytes if self._whole and span is not None and read.item.target is None else 0
 
     def refuse_oversize(self, read: ObjectRead, span: ByteRange | None) -> None:
         """Refuse a read that could fill more than half of the budget on its own.
@@ -117,7 +116,7 @@ class LandingAllocator:
         Raises:
             ConfigError: `span` is too long to be delivered whole.
         """
-        held_bytes = self.held_bytes(span)
+        held_bytes = self.held_bytes(read, span)
         if held_bytes > self._budget.bytes_max // 2:
             raise ConfigError(
                 f"{self._core.describe(read.item.key)}: a read of {held_bytes} bytes is more than half of the budget of "

@@ -115,6 +115,10 @@ class ReadAhead:
         taken, self._taken = self._taken, deque()
         self._scheduler.close(taken)
 
+    def join(self, wait_s_max: float) -> bool:
+        """Block until no request is in flight; see ``RequestScheduler.join``. Returns True at once in a forked child."""
+        return self._generation != forks.generation() or self._scheduler.join(wait_s_max)
+
     def _keep_full(self) -> None:
         if self._scheduler.keep_full(may_add=self._requests is not None):
             self._refill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import ObjectChangedError, PenstockError
+from penstock.errors import ObjectChangedError, PenstockError, SpanError
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class ObjectRead:
             that transform objects while they are read may list the sizes of what is stored.
         route: How a whole object is requested.
         refusal: Why the object was not collected whole, if its route is then ``IN_PARTS``; None otherwise.
+        successor: The read that begins anew in place of this one, in the same memory, once the last request of this one has
+            ended, which may still write there; None if there is none.
         rest: For a range in an object of unknown size, what follows the first part. It is requested, as far as the object
             goes, when the first answer has told the size; None before and afterwards.
     """
@@ -74,6 +76,7 @@ class ObjectRead:
         "route",
         "sent_count",
         "sequence",
+        "successor",
     )
 
     def __init__(self, item: PlanItem, sequence: int, *, route: Route = Route.AS_PLANNED) -> None:
@@ -91,6 +94,7 @@ class ObjectRead:
         self.buffer: PartBuffer | None = None
         self.awaits_metadata = False
         self.rest: ByteRange | None = None
+        self.successor: ObjectRead | None = None
 
     @property
     def finished(self) -> bool:
@@ -120,25 +124,31 @@ class ObjectRead:
             return ByteRange(0, size_bytes)
         return wanted.within(size_bytes)
 
-    def release_file(self) -> None:
-        """Refer to the item's file no longer. Requests in flight still do; a read and its parts refer to each other."""
-        if self.item.file is not None:
-            self.item = self.item._replace(file=None)
+    def release_target(self) -> None:
+        """Refer to the item's target no longer. Requests in flight still do; a read and its parts refer to each other."""
+        if self.item.target is not None:
+            self.item = self.item._replace(target=None)
 
     def pin(self, info: ObjectInfo) -> None:
         """Check an answer against the version that is being read; the first answer sets it.
 
         Raises:
             ObjectChangedError: The answer describes another version.
+            SpanError: The object is too short for the caller's memory.
         """
         known, item = self.info, self.item
+        if item.target is not None and item.span is not None and item.span.end > info.size_bytes:
+            raise SpanError(f"the range ends at byte {item.span.end}, but the object has {info.size_bytes} bytes")
         if known is None:
             self.info = info
             if item.etag is not None and info.etag is not None and info.etag != item.etag:
                 raise ObjectChangedError(f"the object is now {info.etag}, not {item.etag}")
             if item.size_bytes is not None and info.size_bytes != item.size_bytes:
                 self.is_misled = item.etag is not None  # and the answer has the same one, or none
-                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, not {item.size_bytes} as before")
+                wanted = (
+                    f"not {item.size_bytes} as before" if item.target is None else f"but {item.size_bytes} are wanted"
+                )
+                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, {wanted}")
             if info.etag is None and item.last_modified_s not in (None, info.last_modified_s):
                 raise ObjectChangedError("the object was modified since it was first read")
             return

@@ -35,6 +35,7 @@ from penstock.errors import (
     ConfigError,
     PenstockError,
     ProtocolError,
+    SpanError,
     as_completion_error,
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
@@ -229,14 +230,14 @@ class RequestScheduler:
                 return None
             read = self._reads[0]
             if read.error is not None:
-                self._reads.popleft().release_file()
+                self._reads.popleft().release_target()
                 self._undelivered_count -= read.sent_count - read.delivered_count
                 return read, None
             part = read.parts[read.delivered_count]
             read.delivered_count += 1
             self._undelivered_count -= 1
             if read.delivered_count == len(read.parts):
-                self._reads.popleft().release_file()
+                self._reads.popleft().release_target()
             return read, part
 
     def wait_finished(self, *, ordered: bool) -> None:
@@ -280,10 +281,25 @@ class RequestScheduler:
             if part.transfer is not None:
                 part.transfer.cancel()
         for read in reads:
-            read.release_file()
+            read.release_target()
             for part in read.parts:
                 if part not in self._sent:
                     self._drop(part)
+
+    def join(self, wait_s_max: float) -> bool:
+        """Block until no request is in flight, so that none writes to the caller's memory any more.
+
+        Args:
+            wait_s_max: Longest wait in seconds; cancelled requests end soon.
+
+        Returns:
+            False if some are still in flight.
+        """
+        until_s = time.monotonic() + wait_s_max
+        with self._lock:
+            while self._sent and time.monotonic() < until_s:
+                self._lock.wait(_LINGER_S)
+            return not self._sent
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         started_s = time.monotonic()
@@ -394,8 +410,11 @@ class RequestScheduler:
         """Add the requests for a span; if the object's size is unknown and there are several, only the first."""
         part_bytes = self._config.part_bytes
         held_max = self._budget.bytes_max // 2
-        if read.size_bytes is None and not (
-            is_one_request(span, part_bytes) and self._landings.held_bytes(span) <= held_max
+        # If the caller has memory for the whole range, an object that ends before it is an error, so nothing is risked.
+        if (
+            read.size_bytes is None
+            and read.item.target is None
+            and not (is_one_request(span, part_bytes) and self._landings.held_bytes(read, span) <= held_max)
         ):
             first_bytes = max(1, min(part_bytes, held_max))
             read.rest = ByteRange(span.start + first_bytes, span.end)
@@ -505,7 +524,7 @@ class RequestScheduler:
                     self._cut_rest(read)
                 if part.length_bytes is None:
                     self._landings.refuse_oversize(read, span)
-            except ConfigError as error:
+            except (ConfigError, SpanError) as error:  # not the store's refusal, which a wrapper would try to mend
                 read.error = error
                 raise CancelledOperationError("refused") from error
             if part.length_bytes is None and part.landing is None:
@@ -592,12 +611,18 @@ class RequestScheduler:
             part.completion = completion
             read = part.read
             read.pending_count -= 1
+            if read.item.target is not None and self._whole and read.error is None:
+                read.sent_count -= 1  # what has arrived in the caller's memory holds nothing that others wait for
+                self._undelivered_count -= 1
             if self.closed or read.error is not None:
                 self._drop(part)
             else:
                 self._record_end(part, completion)
+            self._begin_successor(read)
             self._wake(received_bytes)
             self._send_more()
+            if self.closed and not self._sent:
+                self._lock.notify_all()
 
     def _record_end(self, part: PartRequest, completion: Completion) -> None:
         """Record on the read how its request ended: its error, the version, a size learned."""
@@ -620,19 +645,36 @@ class RequestScheduler:
         self._abandon(read)
         if route is None:
             return
-        # Late bytes of the requests that are given up may still reach the file, so the object must not land there again.
-        read.release_file()
+        # Late bytes of the requests that are given up may still reach a file, so the object must not land there again.
+        if not self._whole:
+            read.release_target()
         fresh = ObjectRead(read.item._replace(size_bytes=None), read.sequence, route=route)
         self._undelivered_count -= read.sent_count
         self._reads[self._reads.index(read)] = fresh
         if route is Route.IN_ONE:
             self._sizes_hold = False
-            self._add_parts(fresh, [(0, None)])
+            if read.item.target is not None and self._is_in_flight(read):
+                fresh.pending_count = 1  # it is not finished before it has begun
+                read.successor = fresh
+            else:
+                self._add_parts(fresh, [(0, None)])
         else:
             fresh.refusal = failure.__cause__ if isinstance(failure.__cause__, PenstockError) else failure
             first_bytes = max(1, min(self._config.part_bytes, self._budget.bytes_max // 2))
             fresh.rest = ByteRange(first_bytes, UNKNOWN_BYTES)
             self._add_parts(fresh, [(0, first_bytes)])
+
+    def _begin_successor(self, read: ObjectRead) -> None:
+        """Request the read that waits until no request of `read` can write to their common memory any more."""
+        fresh = read.successor
+        if fresh is None or self.closed or self._is_in_flight(read):
+            return
+        read.successor = None
+        fresh.pending_count = 0
+        self._add_parts(fresh, [(0, None)])
+
+    def _is_in_flight(self, read: ObjectRead) -> bool:
+        return any(part in self._sent for part in read.parts)
 
     def _next_route(self, read: ObjectRead, failure: PenstockError) -> Route | None:
         """Return how to request a whole object instead; None if the failure is final."""

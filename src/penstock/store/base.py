@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.errors import StoreError
     from penstock.fetch import Chunk, Request
     from penstock.store.file import ObjectReader
+    from penstock.store.reading_into import IntoRequest, ReadInto
     from penstock.store.writing import Writer
     from penstock.types import Blob, Buffer, ByteRange, Key, ObjectInfo, Operation, Sink, Transfer
 
@@ -134,6 +135,33 @@ class Store(ABC):
         from penstock.store.reading import read_many
 
         return read_many(self, requests, ordered=ordered, errors="return")
+
+    def read_into(self, requests: Iterable[IntoRequest]) -> ReadInto:
+        """Read many objects or ranges straight into the caller's memory, many parts at a time.
+
+        Args:
+            requests: Triples of key, ``ByteRange`` (or None for the whole object), and a writable contiguous buffer of
+                exactly that many bytes, or pairs of ``PlanItem``, which may name a version, and buffer; consumed lazily. The
+                buffers must not overlap.
+
+        Returns:
+            An iterator of the requests' indexes from 0, each as soon as all of its bytes have arrived, in any order. The
+            first error ends it. When it has ended, was closed, or was dropped in the thread that used it, nothing writes to
+            any buffer any more; buffers whose index was not returned have undefined contents.
+
+        Raises:
+            ConfigError: A buffer is read-only or not contiguous, or has another length than its range.
+            ObjectChangedError: An object was replaced while it was read, or has another size than its buffer.
+            SpanError: A range ends past the end of its object.
+            ChecksumError: A whole object does not have the checksum that the store keeps of it.
+
+        Cost: One request per range of up to about one and a half parts (``part_bytes``), else one per part, and a HEAD for
+        each whole object of several parts. Holds no memory but that of ranges of at most 256 KiB near each other, which one
+        request reads, and which are then copied.
+        """
+        from penstock.store.reading_into import read_into
+
+        return read_into(self, requests)
 
     def read_parts(
         self,

@@ -83,7 +83,7 @@ def read_many(
     store: Readable, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
 ) -> Iterator[Blob] | Iterator[Blob | StoreError]:
     """Read many objects or ranges; see ``Store.read_many`` and ``Store.try_read_many``."""
-    _check_iterable("read_many", requests)
+    check_iterable("read_many", requests)
     return _Blobs(store, requests, ordered=ordered, raises=errors == "raise")
 
 
@@ -91,7 +91,7 @@ def read_parts(
     store: Readable, requests: Iterable[Request], *, part_bytes: int | None = None, requests_max: int | None = None
 ) -> Iterator[Chunk]:
     """Stream objects or ranges of any size; see ``Store.read_parts``."""
-    _check_iterable("read_parts", requests)
+    check_iterable("read_parts", requests)
     config = store.fetch_config or FetchConfig()
     if part_bytes is not None:
         config = dataclasses.replace(config, part_bytes=part_bytes)
@@ -103,7 +103,8 @@ def read_parts(
     return _Chunks(store, requests, config)
 
 
-def _check_iterable(method: str, requests: object) -> None:
+def check_iterable(method: str, requests: object) -> None:
+    """Refuse what is not an iterable of requests; raises ``ConfigError``."""
     if isinstance(requests, str | bytes) or not hasattr(requests, "__iter__"):
         raise ConfigError(
             f"{method} takes an iterable of keys, not one {type(requests).__name__}", hint="read() takes one key"
@@ -179,19 +180,19 @@ def _answers(
             raise finished.error
         info = finished.info
         assert info is not None
-        data, verified = _bytes_of(store, finished, info, reader, again=again)
+        data, verified = bytes_of_read(store, finished, info, reader, again=again)
     except ClosedError:
         raise
     except StoreError as error:
         merged = [item._replace(request_index=cut.request_index, span=cut.span) for cut in item.cuts]
-        return [_error_of(error, store, request) for request in merged or [item]]
+        return [error_of(error, store, request) for request in merged or [item]]
     if item.cuts:
         return [_cut(store, item, info, data, cut) for cut in item.cuts]
     blob = Blob(data, key=item.key, span=item.span, etag=info.etag, request_index=item.request_index, verified=verified)
     return [blob]
 
 
-def _bytes_of(
+def bytes_of_read(
     store: Readable, finished: ObjectRead, info: ObjectInfo, reader: SingleRead | ReadAhead, *, again: bool
 ) -> tuple[memoryview, str]:
     """The bytes of a read, which the caller owns from now on, and the checksum that they were checked against."""
@@ -229,12 +230,12 @@ def _bytes_of(
 
 def _cut(store: Readable, plan: PlanItem, info: ObjectInfo, data: memoryview, cut: Cut) -> Blob | StoreError:
     """The answer to one of several requests that were merged into one read."""
-    index, span = cut
+    index, span, _ = cut
     assert plan.span is not None
     try:
         span.within(info.size_bytes)
     except SpanError as error:
-        return _error_of(error, store, plan._replace(request_index=index, span=span))
+        return error_of(error, store, plan._replace(request_index=index, span=span))
     piece = data[span.start - plan.span.start : span.end - plan.span.start]
     return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")
 
@@ -311,11 +312,11 @@ class _Chunks:
                 raise self._error_of(read, error) from None
 
     def _error_of(self, read: ObjectRead, error: PenstockError) -> PenstockError:
-        return _error_of(error, self._store, read.item) if isinstance(error, StoreError) else error
+        return error_of(error, self._store, read.item) if isinstance(error, StoreError) else error
 
 
-def _error_of(error: StoreError, store: Readable, request: PlanItem) -> StoreError:
-    """A copy of `error` as the answer to one request; requests that were merged fail together, each with its own."""
+def error_of(error: StoreError, store: Readable, request: PlanItem) -> StoreError:
+    """Return a copy of `error` as the answer to one request; requests that were merged fail together, each with its own."""
     own = copy.copy(error)
     own.errno, own.__cause__ = error.errno, error.__cause__  # pickling leaves them out, and so does copying
     own.request_index = request.request_index

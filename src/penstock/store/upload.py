@@ -16,7 +16,7 @@ from queue import Empty
 from typing import TYPE_CHECKING
 
 from penstock import forks
-from penstock.buffers import bytes_buffer
+from penstock.buffers import byte_view, bytes_buffer
 from penstock.config import MIB
 from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.store import checksums
@@ -68,7 +68,7 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
 
     Cost: No copy of `data`; one request, or one per part and two; one more after a lost answer, with `if_absent`.
     """
-    view = bytes_of(data)
+    view = byte_view(data)
     if len(view) <= 2 * part_bytes:
         claim = _claim(if_absent=if_absent)
         try:
@@ -87,21 +87,6 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
     except BaseException:
         upload.abort()
         raise
-
-
-def bytes_of(data: Buffer) -> memoryview:
-    """Return a view, uint8[n], of any contiguous buffer.
-
-    Raises:
-        ConfigError: `data` is not a contiguous buffer.
-    """
-    try:
-        view = memoryview(data)
-        if view.nbytes == 0:  # cast refuses zeros in shapes
-            return memoryview(b"")
-        return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"data must be contiguous bytes, not {type(data).__name__}: {error}") from error
 
 
 # ── the end of an upload ────────────────────────────────────────────────────────────────────────────────────────────

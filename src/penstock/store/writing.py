@@ -13,10 +13,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock import forks
+from penstock.buffers import byte_view
 from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.store.inflight import InFlight
-from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, complete, drop, write
+from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, complete, drop, write
 from penstock.store.waiting import perform
 from penstock.tracebacks import boundary
 from penstock.types import (
@@ -150,7 +151,7 @@ class Writer(io.RawIOBase):
             ClosedError: The writer was closed or aborted, or this is a forked child.
         """
         self._check()
-        view = bytes_of(data)
+        view = byte_view(data)
         with self._aborting():
             start = 0
             while start < len(view):

@@ -124,6 +124,10 @@ class HedgingContract(Capabilities):
             enumerate(wanted)
         )
         assert [bytes(hedged.read(key).data) for key in objects] == list(objects.values())
+        spans = [(key, None) if isinstance(key, str) else key for key in asked[:4]]
+        memory = [bytearray(len(data)) for data in wanted[:4]]
+        assert sorted(hedged.read_into([(*spans[index], memory[index]) for index in range(3)])) == [0, 1, 2]
+        assert memory[:3] == wanted[:3]
         streamed = [bytearray() for _ in asked]
         for chunk in hedged.read_parts(asked[:4], part_bytes=1 << 20):
             streamed[chunk.request_index] += chunk.data

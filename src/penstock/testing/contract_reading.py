@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.config import KIB, FetchConfig
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, SpanError, StoreError
+from penstock.fetch import PlanItem
 from penstock.testing.contract_support import Capabilities, content, submit
 from penstock.types import Blob, ByteRange, Get
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 LARGE_BYTES = 20_000_003  # three parts of at most 8 MiB, the last one of odd size
+SMALL_PARTS = FetchConfig(part_bytes=256 * KIB)
 
 
 class ReadingContract(Capabilities):
@@ -224,6 +227,61 @@ class ReadingContract(Capabilities):
         del blobs
         assert taken[0] < 5000
         assert store.read("k").data == b"x" * 100
+
+    def test_read_into_fills_the_callers_memory(self, store: Store) -> None:
+        """Whole objects and ranges, large, small, neighbouring and empty, land in their buffers and nowhere else."""
+        data = content(2_000_003)
+        store.fetch_config = SMALL_PARTS
+        self.seed(store, {"large": data, "small": data[:1000], "empty": b""})
+        spans = [None, ByteRange(3, 1_200_003), *(ByteRange(start, start + 90) for start in range(0, 3000, 100))]
+        asked = [("large", span) for span in spans] + [
+            ("small", None),
+            ("small", ByteRange(999, 1000)),
+            ("empty", None),
+        ]
+        objects = {"large": data, "small": data[:1000], "empty": b""}
+        wanted = [objects[key][span.start : span.end] if span else objects[key] for key, span in asked]
+        memory = [bytearray(b"#" * (len(piece) + 20)) for piece in wanted]
+        requests = ((*asked[index], memoryview(memory[index])[10:-10]) for index in range(len(asked)))
+        with store.read_into(requests) as landed:
+            assert sorted(landed) == list(range(len(asked)))
+        for buffer, piece in zip(memory, wanted, strict=True):
+            assert buffer == b"#" * 10 + piece + b"#" * 10
+
+    def test_read_into_refuses_what_does_not_fit(self, store: Store) -> None:
+        """A range past the end, and an object of another size than its buffer, are errors that name the object."""
+        store.fetch_config = SMALL_PARTS
+        self.seed(store, {"k": content(1000)})
+        for span, length in (
+            (ByteRange(990, 1001), 11),
+            (ByteRange(500, 1_000_000), 999_500),
+            (ByteRange(2000, 2001), 1),
+        ):
+            with pytest.raises(SpanError, match="k"):
+                list(store.read_into([("k", span, bytearray(length))]))
+        for length in (0, 999, 1001, 1_000_000):
+            with pytest.raises(ObjectChangedError if self.tells_lengths else StoreError, match="k"):
+                list(store.read_into([("k", None, bytearray(length))]))
+        with pytest.raises(SpanError, match="k"):  # near ranges, which one request reads
+            list(store.read_into([("k", ByteRange(900 + i, 1000 + i), bytearray(100)) for i in range(2)]))
+        with pytest.raises(ObjectMissingError, match="none"):
+            list(store.read_into([("none", None, bytearray(1))]))
+
+    def test_read_into_reads_the_version_that_is_named(self, store: Store) -> None:
+        """An item with an ETag is read in this version, or raises ``ObjectChangedError``."""
+        self.seed(store, {"k": content(1000)})
+        info = store.stat("k")
+        item = PlanItem("k", etag=info.etag, size_bytes=info.size_bytes)
+        buffer = bytearray(1000)
+        assert list(store.read_into([(item, buffer), (item._replace(span=ByteRange(1, 3)), bytearray(2))])) in (
+            [0, 1],
+            [1, 0],
+        )
+        assert buffer == content(1000)
+        self.seed(store, {"k": content(1001, 1)})
+        if self.has_etags:
+            with pytest.raises(ObjectChangedError):
+                list(store.read_into([(item._replace(span=ByteRange(1, 3)), bytearray(2))]))
 
     def test_read_parts_streams_in_order(self, store: Store) -> None:
         """Chunks come in order and without gaps, with their positions, and the last one of each object is marked."""

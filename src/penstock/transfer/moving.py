@@ -147,7 +147,7 @@ class _ItemQueue:
     def _request(self, item: TransferItem) -> PlanItem:
         """Return a request for the listed version: no further request asks for the version, and a cache may have it."""
         file = self._receiver.prepare(item) if self._receiver is not None else None
-        return PlanItem(item.info.key, etag=item.info.etag, size_bytes=item.info.size_bytes, file=file)
+        return PlanItem(item.info.key, etag=item.info.etag, size_bytes=item.info.size_bytes, target=file)
 
     def remove_failed(self, source: Store, error: Exception) -> TransferItem:
         """Remove and return the item that `error` names, or the first one if it names none."""
