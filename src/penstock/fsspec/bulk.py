@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fsspec.spec import AbstractFileSystem
 
+from penstock.buffers import byte_view
 from penstock.errors import ConfigError, ObjectMissingError, SpanError, StoreError
 from penstock.fsspec.listing import any_below
 from penstock.store.inflight import InFlight, perform_many
 from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
-from penstock.store.upload import bytes_of
 from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
 from penstock.types import ByteRange, Head, ObjectInfo, Put
 
@@ -356,7 +356,7 @@ def pipe_files(files: Any, contents: Mapping[str, Buffer]) -> None:
     small: dict[str, list[tuple[str, Buffer]]] = defaultdict(list)
     large: list[tuple[str, str, Buffer]] = []
     for path, data in contents.items():
-        where, view = files.locate(path), bytes_of(data)
+        where, view = files.locate(path), byte_view(data)
         if len(view) <= PUT_BYTES_MAX:
             small[where.url].append((where.key, view))
         else:
