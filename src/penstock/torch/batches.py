@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -65,15 +67,20 @@ class Tensors:
     It has the length and the state of the iterable, so that a trainer that saves and restores its dataloaders, such as
     Lightning, also saves and restores this one.
 
+    A trainer that knows the length does not ask for another batch after the last one, so the loader's epoch does not end, and
+    nothing is left of it. The trainer's next iteration is then the next epoch, and so is the first one after
+    ``load_state_dict()`` with a state from the end of an epoch.
+
     Args:
         batches: An iterable of batches, usually a ``Loader``. Each iteration iterates it once.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
+        self._progress = _progress_of(batches)
 
     def __iter__(self) -> Iterator[Any]:
-        return _TensorIterator(iter(self.batches))
+        return _TensorIterator(self.batches, self._progress)
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]  # TypeError if the length is not known, as for any iterable
@@ -96,6 +103,7 @@ class Tensors:
             ConfigError: The iterable has no state.
         """
         stateful(self.batches).load_state_dict(state)
+        self._progress.may_be_at_end = True
 
 
 def stateful(batches: object) -> Stateful:
@@ -109,13 +117,46 @@ def stateful(batches: object) -> Stateful:
     return batches
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far the ``Tensors`` of one loader have come.
+
+    Attributes:
+        may_be_at_end: Whether the current epoch has begun and nobody has seen its end, so that nothing may be left of it.
+    """
+
+    may_be_at_end: bool = False
+
+
+_progresses: WeakKeyDictionary[object, _Progress] = WeakKeyDictionary()
+
+
+def _progress_of(batches: object) -> _Progress:
+    """Return the progress of a loader, which all its ``Tensors`` share: each call of a trainer may be given new ones."""
+    return _progresses.setdefault(batches, _Progress()) if isinstance(batches, Stateful) else _Progress()
+
+
 @boundary
 class _TensorIterator:
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Iterable[Any], progress: _Progress) -> None:
+        self._source = batches
+        self._batches = iter(batches)
+        self._progress = progress
+        self._is_first = True
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        return as_tensors(next(self._batches))
+        batch = next(self._batches, _END)
+        if batch is _END and self._is_first and self._progress.may_be_at_end and isinstance(self._source, Stateful):
+            self._batches = iter(self._source)  # the next epoch: there was nothing left of the current one
+            batch = next(self._batches, _END)
+        self._is_first = False
+        self._progress.may_be_at_end = batch is not _END
+        if batch is _END:
+            raise StopIteration
+        return as_tensors(batch)
+
+
+_END = object()

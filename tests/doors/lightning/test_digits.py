@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from loading import pipeline, write_counted
+from loading import index_beside, pipeline, write_counted
 from pages import write_pictures
-from penstock.index import beside, build
-from penstock.sources.shards import ShardFinder
 
 lightning = pytest.importorskip("lightning")
 import torch  # noqa: E402 - Lightning brings it
@@ -45,16 +43,20 @@ def trainer(**options: Any) -> Any:
     )
 
 
-def test_fit_trains_on_every_sample_of_every_epoch(tmp_path: Path) -> None:
-    """trainer.fit with a Loader's tensors sees the Loader's samples in its order, epoch after epoch."""
+@pytest.mark.parametrize("indexed", [False, True])
+def test_fit_trains_on_every_sample_of_every_epoch(tmp_path: Path, *, indexed: bool) -> None:
+    """trainer.fit with a Loader's tensors sees the Loader's samples in its order, epoch after epoch, and fit after fit."""
     total = write_counted(tmp_path, (9, 4, 7))
+    if indexed:  # the loader has a length, so that Lightning counts batches
+        index_beside(tmp_path)
     model = Recorder()
     with ps.Loader(pipeline(tmp_path, batch=3)) as loader:
-        trainer(max_epochs=2, enable_checkpointing=False).fit(model, ps.torch.Tensors(loader))
+        for _ in range(2):
+            trainer(max_epochs=2, enable_checkpointing=False).fit(model, ps.torch.Tensors(loader))
     with ps.Loader(pipeline(tmp_path, batch=3)) as loader:
-        expected = [int(number) for _ in range(2) for batch in loader for number in batch["cls"]]
+        expected = [int(number) for _ in range(4) for batch in loader for number in batch["cls"]]
     assert model.seen == expected
-    assert len(model.seen) == 2 * total
+    assert len(model.seen) == 4 * total
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -83,18 +85,19 @@ def test_the_example_runs_and_goes_on(tmp_path: Path) -> None:
     assert re.search(r"^15 steps, loss [01]\.\d+$", done.stdout, re.MULTILINE), done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("step", [2, 6])
+@pytest.mark.parametrize("step", [2, 6, 7, 8])
 def test_a_run_resumes_at_the_very_next_batch(tmp_path: Path, step: int) -> None:
-    """With an index, a checkpoint from inside an epoch continues exactly: no sample twice, none left out."""
-    write_counted(tmp_path / "data", (9, 4, 7))
-    shards = ShardFinder(ps.shards(f"{tmp_path}/data/").source, fetch=None).find()
-    build(shards, beside(shards))
+    """With an index, a checkpoint from any batch of an epoch, also the last, continues exactly: none twice, none left out."""
+    total = write_counted(tmp_path / "data", (9, 4, 7))
+    index_beside(tmp_path / "data")
     made = pipeline(tmp_path / "data", batch=3)
-    checkpoints = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    checkpoints = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     whole, rest = Recorder(), Recorder()
     with ps.Loader(made) as loader:
         trainer(max_epochs=2, callbacks=[checkpoints]).fit(whole, ps.torch.Tensors(loader))
     with ps.Loader(made) as loader:
         resumed = trainer(max_epochs=2, enable_checkpointing=False)
         resumed.fit(rest, ps.torch.Tensors(loader), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
-    assert rest.seen == whole.seen[3 * step :]
+    assert len(whole.seen) == 2 * total
+    rows = min(3 * step, total) + 3 * max(0, step - 7)  # the seventh batch of an epoch has two samples
+    assert rest.seen == whole.seen[rows:]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,35 @@ def test_tensors_have_the_loaders_state(tmp_path: Path) -> None:
         assert numbers(second) == numbers(batches)
     with pytest.raises(ConfigError, match="state_dict"):
         ps.torch.Tensors([]).state_dict()
+
+
+def test_a_trainer_that_counts_gets_every_epoch(tmp_path: Path) -> None:
+    """Who takes ``len()`` batches and never sees the end of an epoch gets the next one, also after restoring its last batch."""
+    total = write_counted(tmp_path, (9, 4, 7))
+    index_beside(tmp_path)
+    with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
+        expected = [numbers(one) for _ in range(4)]
+        for epoch in range(3):
+            made = ps.torch.Tensors(two)  # those of another call of the trainer
+            assert numbers(islice(made, len(made))) == expected[epoch]
+        state = made.state_dict()
+        with ps.Loader(pipeline(tmp_path)) as three:
+            restored = ps.torch.Tensors(three)
+            restored.load_state_dict(state)
+            iter(restored)  # trainers make iterators that they do not use
+            assert numbers(restored) == expected[3]
+            assert len(expected[3]) == total
+
+
+def test_the_rest_of_an_epoch_stays_a_rest(tmp_path: Path) -> None:
+    """Tensors of a loader that was restored at the end of an epoch in a plain loop have nothing, as the loader has."""
+    write_counted(tmp_path, (9, 4, 7))
+    with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
+        for _ in one:
+            state = one.state_dict()
+        two.load_state_dict(state)
+        seen = {epoch: len(numbers(ps.torch.Tensors(two))) for epoch in two.epochs(2)}
+        assert seen == {0: 0, 1: 20}
 
 
 @pytest.mark.server
