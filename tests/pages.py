@@ -44,7 +44,11 @@ def run_page(page: str, framework: str, folder: Path) -> None:
     write_pictures(folder / "train", samples=64, shards=4, size=(30, 40), kind="jpg")
     write_records(folder / "records", samples=40)
     code = code_of(page, framework)
-    for url, name in (("s3://bucket/train/", "train"), ("s3://my-bucket/records/", "records")):
+    for url, name in (
+        ("s3://bucket/train/", "train"),
+        ("s3://my-bucket/records/", "records"),
+        ("s3://bucket/run/", "run"),
+    ):
         code = code.replace(url, f"{folder}/{name}/")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", code]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
+    from penstock.torch.checkpoint.lightning_io import LightningCheckpointIO as LightningCheckpointIO
     from penstock.torch.checkpoint.safetensors_reading import SafetensorsReader as SafetensorsReader
     from penstock.torch.checkpoint.safetensors_reading import TensorSlice as TensorSlice
     from penstock.torch.checkpoint.safetensors_reading import load_safetensors as load_safetensors
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.torch.checkpoint.safetensors_writing import save_safetensors as save_safetensors
 
 _ORIGIN = {
+    "LightningCheckpointIO": "lightning_io",
     "SafetensorsReader": "safetensors_reading",
     "TensorSlice": "safetensors_reading",
     "load_safetensors": "safetensors_reading",

@@ -1,0 +1,130 @@
+"""The interface through which Lightning saves and loads checkpoints; the only file that imports Lightning."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock import compose
+from penstock.errors import ConfigError
+from penstock.torch.writing import checkpoint_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGES = ("lightning.fabric", "lightning_fabric")
+"""Lightning has two packages with an interface each: ``lightning``, and ``pytorch_lightning`` with ``lightning_fabric``."""
+
+
+def _interfaces() -> list[Any]:
+    """Return the interface of each package that the program has imported, or else of the first that is installed.
+
+    Raises:
+        ModuleNotFoundError: None is installed.
+    """
+    imported = [name for name in _PACKAGES if name in sys.modules]
+    for name in imported or _PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+        else:
+            imported = imported or [name]
+    if not imported:
+        text = "LightningCheckpointIO needs Lightning. Hint: pip install lightning"
+        raise ModuleNotFoundError(text, name="lightning")
+    return [importlib.import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO for name in imported]
+
+
+_INTERFACES = _interfaces()
+
+
+class LightningCheckpointIO(_INTERFACES[0]):  # type: ignore[misc]  # Lightning may not be installed where types are checked
+    """Saves and loads Lightning's checkpoints: ``lightning.Trainer(plugins=[LightningCheckpointIO()])``.
+
+    A checkpoint becomes visible when all of it is stored, so that ``ModelCheckpoint`` never removes an old one for a new one
+    that is not whole. Paths without a scheme are local files.
+
+    ``ModelCheckpoint`` and ``Trainer`` also list and look for files, with fsspec. Call ``ps.fsspec.register("s3")`` first, so
+    that this is done with penstock too; otherwise s3fs has to be installed.
+
+    Args:
+        **options: Options of ``penstock.connect``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Save a checkpoint; an earlier one of this path remains until the new one is whole.
+
+        Args:
+            checkpoint: What Lightning saves.
+            path: URL or path of the file.
+            storage_options: Options of ``penstock.connect`` for this save, which take precedence over those of the plugin.
+
+        Raises:
+            ConfigError: The URL or an option is not valid.
+            StoreError: Writing failed.
+
+        Cost: An upload in parts; at most 5 of them are in memory.
+        """
+        with checkpoint_writer(os.fspath(path), **(self._options | _checked(storage_options))) as file:
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Args:
+            path: URL or path of the file.
+            map_location: Where tensors go, as for ``torch.load``; None is the CPU, as in Lightning's own plugin.
+            weights_only: Whether to refuse anything but tensors and plain values; None is PyTorch's default, which is True.
+
+        Raises:
+            ObjectMissingError: There is no such file.
+            StoreError: Reading failed.
+
+        Cost: Parallel requests of 8 MiB.
+        """
+        place = "cpu" if map_location is None else map_location
+        with compose.open(os.fspath(path), **self._options) as file:
+            loaded: dict[str, Any] = torch.load(file, map_location=place, weights_only=weights_only)
+        return loaded
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint, and everything below it if it is a directory; a missing one is no error.
+
+        Raises:
+            StoreError: Removing failed.
+
+        Cost: A listing, and one request per 1 000 objects.
+        """
+        root, key = compose.split(os.fspath(path).rstrip("/"))
+        with compose.connect(root, **self._options) as store:
+            below = [info.key for info in store.list(f"{key}/" if key else "")]
+            store.delete([*below, key] if key else below)
+
+    def teardown(self) -> None:
+        """Do nothing: every save is complete when ``save_checkpoint`` returns."""
+
+
+for _interface in _INTERFACES[1:]:
+    _interface.register(LightningCheckpointIO)
+
+
+def _checked(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if storage_options is None:
+        return {}
+    if not hasattr(storage_options, "items"):
+        raise ConfigError(f"storage_options={storage_options!r} must be a dict of options of penstock.connect")
+    return dict(storage_options.items())
