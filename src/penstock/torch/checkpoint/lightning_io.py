@@ -42,9 +42,10 @@ def _interfaces() -> list[Any]:
 
 
 _INTERFACES = _interfaces()
+_Interface: Any = _INTERFACES[0]
 
 
-class LightningCheckpointIO(_INTERFACES[0]):  # type: ignore[misc]  # Lightning may not be installed where types are checked
+class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is not installed where types are checked
     """Saves and loads Lightning's checkpoints: ``lightning.Trainer(plugins=[LightningCheckpointIO()])``.
 
     A checkpoint becomes visible when all of it is stored, so that ``ModelCheckpoint`` never removes an old one for a new one
@@ -77,7 +78,8 @@ class LightningCheckpointIO(_INTERFACES[0]):  # type: ignore[misc]  # Lightning 
 
         Cost: An upload in parts; at most 5 of them are in memory.
         """
-        with checkpoint_writer(os.fspath(path), **(self._options | _checked(storage_options))) as file:
+        file: Any = checkpoint_writer(os.fspath(path), **(self._options | _checked(storage_options)))
+        with file:
             torch.save(checkpoint, file)
 
     def load_checkpoint(

@@ -29,7 +29,7 @@ from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.formats.safetensors import SafetensorsIndex, TensorEntry
     from penstock.store.base import Store
@@ -309,32 +309,18 @@ class SafetensorsReader:
             raise ClosedError("the checkpoint was closed")
         if place.type == "meta":
             return {name: torch.empty(each.shape, dtype=each.dtype, device=place) for name, each in wanted.items()}
-        tensors: dict[str, torch.Tensor] = {}
-        for name, memory in self._filled(wanted):
-            each = wanted[name]
-            tensors[name] = memory.view(each.dtype).view(each.shape).to(place)
+        tensors: dict[str, torch.Tensor] = {
+            name: torch.empty(each.shape, dtype=each.dtype, device=place)
+            for name, each in wanted.items()
+            if each.start == each.end
+        }
+        waiting: dict[int, tuple[str, torch.Tensor]] = {}
+        requests = _requests([item for item in wanted.items() if item[0] not in tensors], waiting)
+        with self._store.read_into(requests) as filled:
+            for index in filled:
+                name, memory = waiting.pop(index)
+                tensors[name] = memory.view(wanted[name].dtype).view(wanted[name].shape).to(place)
         return {name: tensors[name] for name in wanted}
-
-    def _filled(self, wanted: Mapping[str, _Wanted]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor's memory, uint8[n], when it is filled. It is allocated when its request is due, not before."""
-        full = [name for name, each in wanted.items() if each.start < each.end]
-        yield from ((name, torch.empty(0, dtype=torch.uint8)) for name in wanted.keys() - full)
-        in_flight: dict[int, torch.Tensor] = {}
-
-        def requests() -> Iterator[PlanItem]:
-            for index, name in enumerate(full):
-                each = wanted[name]
-                in_flight[index] = torch.empty(each.end - each.start, dtype=torch.uint8)
-                info = each.file.info
-                span = ByteRange(each.start, each.end)
-                yield PlanItem(info.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
-
-        for chunk in self._store.read_parts(requests()):
-            index = chunk.request_index
-            begin = chunk.offset_bytes - wanted[full[index]].start
-            in_flight[index].numpy().data[begin : begin + len(chunk.data)] = chunk.data
-            if chunk.last:
-                yield full[index], in_flight.pop(index)
 
     def close(self) -> None:
         """Close the store; idempotent."""
@@ -402,6 +388,23 @@ class TensorSlice:
             raise ValueError(f"step {step} of a slice must be at least 1")
         rest = (slice(None, None, step), *indices[1:])
         return self._read_rows(start, max(start, stop))[rest].contiguous()
+
+
+def _requests(
+    wanted: Sequence[tuple[str, _Wanted]], waiting: dict[int, tuple[str, torch.Tensor]]
+) -> Iterator[tuple[PlanItem, memoryview]]:
+    """Yield what is to be read, and the memory for it, uint8[n], which is allocated when its request is due, not before.
+
+    Args:
+        wanted: Names, and what to read of each.
+        waiting: Receives the name and the memory of each request, by its index.
+    """
+    for index, (name, each) in enumerate(wanted):
+        memory = torch.empty(each.end - each.start, dtype=torch.uint8)
+        waiting[index] = name, memory
+        info, span = each.file.info, ByteRange(each.start, each.end)
+        item = PlanItem(info.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+        yield item, memory.numpy().data
 
 
 _HEAD_SPAN = ByteRange(0, HEAD_BYTES)
