@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.checkpoints import debris, layout, markers
 from penstock.checkpoints.directory import check_files, list_directory
-from penstock.checkpoints.manifest import CheckpointManifest
+from penstock.checkpoints.manifest import BLOCK_BYTES, CheckpointManifest
 from penstock.config import check_whole
 from penstock.crc import crc32c
 from penstock.errors import AccessDeniedError, ClosedError, StoreError
@@ -67,7 +67,12 @@ class CheckpointSave:
         self.close()
 
     def commit(
-        self, metadata: Buffer, files: Sequence[CheckpointFile], *, versions: Mapping[str, str] | None = None
+        self,
+        metadata: Buffer,
+        files: Sequence[CheckpointFile],
+        *,
+        versions: Mapping[str, str] | None = None,
+        block_bytes: int = BLOCK_BYTES,
     ) -> CheckpointManifest:
         """Write the manifest and then the commit marker, and remove what the checkpoint replaces and what killed saves left.
 
@@ -75,6 +80,7 @@ class CheckpointSave:
             metadata: Contents of the commit marker, uint8[n].
             files: The data files, which have been written.
             versions: Versions of the programs that wrote the files.
+            block_bytes: Length of the blocks of a tensor that have a checksum each.
 
         Raises:
             CheckpointError: A file is missing or has another size; nothing was committed.
@@ -93,6 +99,7 @@ class CheckpointSave:
             versions={"penstock": __version__, **(versions or {})},
             metadata_bytes=len(metadata),
             metadata_crc32c=crc32c(metadata),
+            block_bytes=block_bytes,
             files=tuple(files),
         )
         self._store.write(self._directory + layout.manifest_name(self.save_id), manifest.encode())

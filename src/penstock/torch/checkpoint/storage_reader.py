@@ -1,0 +1,219 @@
+"""``StorageReader``: what ``torch.distributed.checkpoint.load`` reads through."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
+from torch.futures import Future
+
+from penstock import compose
+from penstock.checkpoints import layout
+from penstock.checkpoints.directory import (
+    check_files,
+    check_metadata,
+    list_directory,
+    read_manifest,
+    read_metadata,
+)
+from penstock.crc import crc32c
+from penstock.errors import AccessDeniedError, CheckpointError
+from penstock.torch.checkpoint.metadata import decode_metadata
+from penstock.torch.checkpoint.plan_reading import PlanReader
+from penstock.torch.checkpoint.storage_writer import checked_url, run_and_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+
+    from penstock.checkpoints import CheckpointManifest
+    from penstock.store import Store
+    from penstock.types import ObjectInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which commit marker a rank has read, and which bytes of which files it wants; each rank sends it to the coordinator."""
+
+    metadata_crc: int
+    ends: dict[str, int]
+
+
+class StorageReader(TorchStorageReader):
+    """Reads distributed checkpoints straight from a store: ``dcp.load(state_dict, storage_reader=StorageReader(url))``.
+
+    It reads checkpoints of ``StorageWriter``, and those that PyTorch's ``FileSystemWriter`` or other writers of its format left
+    in a store. Each rank reads the ranges that its plan needs, many at once, straight into the memory of the tensors if these
+    are contiguous, on the CPU, and of the saved dtype. What ``StorageWriter`` wrote is verified: before anything is loaded,
+    that all files are there with their sizes and of one save; while loading, the checksum of every byte. All ranks make one
+    each.
+
+    Args:
+        url: URL of the checkpoint's directory, with any scheme that ``penstock.connect`` supports.
+        **options: Options of ``penstock.connect``.
+
+    Raises:
+        ConfigError: The URL or an option is not valid.
+
+    Cost: Two small requests per rank and a listing by the coordinator; then a request per 8 MiB, in parallel, where small
+        ranges near each other are read by one. Tensors that cannot be read into directly pass through 256 MiB of memory, or
+        that of the largest one if it was not written by ``StorageWriter``.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__()
+        self._options = options
+        self._store: Store | None = None
+        self._metadata: Metadata | None = None
+        self._metadata_crc = 0
+        self._manifest: CheckpointManifest | None = None
+        self._set_url(url)
+        self._open_store()
+
+    def _set_url(self, url: str | os.PathLike[str]) -> None:
+        self._url = checked_url(url)
+        self._run_url, self._directory = run_and_directory(self._url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self._url, self._options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StorageReader {self._open_store().describe(self._directory)!r}>"
+
+    def close(self) -> None:
+        """Close the store. Idempotent; the next load opens it again."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            self._store = compose.connect(self._run_url, **self._options)
+        return self._store
+
+    # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
+
+    @property
+    def checkpoint_id(self) -> str:
+        """URL of the checkpoint's directory."""
+        return self._url
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` can be the URL of a checkpoint."""
+        return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load, from another URL if `checkpoint_id` is given."""
+        self._metadata = self._manifest = None
+        if checkpoint_id is not None:
+            self.close()
+            self._set_url(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        """Read ``.metadata`` and, if there is one, the manifest that belongs to it.
+
+        Raises:
+            CheckpointError: There is no checkpoint, one of the two files is damaged, or they belong to different saves.
+            StoreError: The store failed.
+        """
+        store = self._open_store()
+        url = store.describe(self._directory + layout.COMMIT_MARKER)
+        data = read_metadata(store, self._directory)
+        metadata = decode_metadata(data, url)
+        self._metadata_crc = crc32c(data)
+        self._manifest = None
+        files = {info.relative_path for info in metadata.storage_data.values()}
+        saves = {save for name in files if (save := layout.save_of_data(name)) is not None}
+        if len(saves) > 1:
+            raise CheckpointError("the file names files of several saves", url=url)
+        if saves:
+            self._manifest = read_manifest(store, self._directory, saves.pop())
+            check_metadata(self._manifest, data, url)
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = layout.new_save_id()
+        self._metadata = metadata
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Remember the metadata to load by."""
+        del is_coordinator, args, kwargs
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Add to the plan what the coordinator checks before anything is loaded."""
+        assert self._metadata is not None
+        ends: dict[str, int] = {}
+        for item in plan.items:
+            info = self._metadata.storage_data[item.storage_index]
+            ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+        return replace(plan, storage_data=_Seen(self._metadata_crc, ends))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check, on the coordinator, that all ranks load the same checkpoint, and that its files are there.
+
+        Raises:
+            CheckpointError: The checkpoint was replaced while the ranks began to load it, or a file is missing or truncated.
+            StoreError: The store failed.
+        """
+        store = self._open_store()
+        seen: list[_Seen] = [plan.storage_data for plan in plans]
+        if len({each.metadata_crc for each in seen}) > 1:
+            raise CheckpointError(
+                "the checkpoint was replaced while the ranks began to load it",
+                url=store.describe(self._directory + layout.COMMIT_MARKER),
+                hint="load it again",
+            )
+        try:
+            present = list_directory(store, self._directory)
+        except AccessDeniedError:  # credentials that may read need not be allowed to list; reading will tell
+            return plans
+        for error in self._missing(store, present, seen):
+            raise error
+        return plans
+
+    def _missing(self, store: Store, present: Mapping[str, ObjectInfo], seen: list[_Seen]) -> list[CheckpointError]:
+        if self._manifest is not None:
+            return check_files(store, self._directory, self._manifest, present)
+        found = []
+        for name, end in sorted({item for each in seen for item in each.ends.items()}):
+            url = store.describe(self._directory + name)
+            if name not in present:
+                found.append(CheckpointError("the file is missing", url=url))
+            elif present[name].size_bytes < end:
+                what = f"the file has {present[name].size_bytes} bytes, and the checkpoint needs at least {end}"
+                found.append(CheckpointError(what, url=url))
+        return found
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank's plan wants.
+
+        Returns:
+            A future that is done.
+
+        Raises:
+            CheckpointError: A file is damaged. Tensors may have been written to, so the state must not be used.
+            StoreError: The store failed, with the same consequence.
+        """
+        assert self._metadata is not None
+        reader = PlanReader(self._open_store(), self._directory, self._metadata, self._manifest, planner)
+        reader.read(plan.items)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _remade(kind: type[StorageReader], url: str, options: dict[str, Any]) -> StorageReader:
+    return kind(url, **options)

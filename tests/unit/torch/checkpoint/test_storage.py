@@ -1,0 +1,459 @@
+"""Distributed checkpoints of one process: what is saved is loaded, by this reader and PyTorch's, and damage is an error."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+import penstock as ps
+from penstock.checkpoints import Checkpoints
+from penstock.errors import CheckpointError, ConfigError
+from penstock.torch.checkpoint import (
+    RoundRobinPrefixes,
+    StorageReader,
+    StorageWriter,
+    items,
+    plan_reading,
+    storage_writer,
+)
+from penstock.torch.checkpoint.metadata import decode_metadata
+
+dcp: Any = torch.distributed.checkpoint  # it exports nothing, as far as mypy can see
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,
+]  # fmt: skip
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 100, shape, generator=generator).to(dtype)
+
+
+def state(fill: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> dict[str, Any]:
+    """A state dict of what models, optimisers and programs have: all kinds of tensors, nested objects, numbers and text."""
+    return {
+        "model": {
+            "weight": fill(values(30, 50)),
+            "bias": fill(values(30)),
+            "scalar": fill(values()),
+            "empty": fill(values(0, 3)),
+        },
+        "dtypes": {str(dtype): fill(values(5, dtype=dtype)) for dtype in DTYPES},
+        "transposed": fill(values(6, 4).t()),
+        "slice": fill(values(10, 10)[3:5]),
+        "list": [fill(values(2)), {"y": fill(values(1))}],
+        "step": 5,
+        "name": "text",
+    }
+
+
+def equal(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[name], second[name]) for name in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(equal, first, second))
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    return bool(first == second)
+
+
+def zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor)
+
+
+def empty_state() -> dict[str, Any]:
+    return {**state(zeros), "step": 0, "name": ""}
+
+
+def load(url: str) -> dict[str, Any]:
+    target = empty_state()
+    dcp.load(target, storage_reader=StorageReader(url))
+    return target
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"{tmp_path}/run/step-0000000007"
+
+
+@pytest.fixture
+def saved(url: str) -> str:
+    """The URL of a checkpoint of ``state()``."""
+    dcp.save(state(), storage_writer=StorageWriter(url))
+    return url
+
+
+@pytest.mark.parametrize("block_bytes", [100, None])
+@pytest.mark.parametrize(
+    ("options", "files_count"),
+    [({}, 1), ({"thread_count": 3}, 3), ({"files_per_rank": 4, "prefix_strategy": RoundRobinPrefixes(["ab"])}, 4)],
+)
+def test_saving_and_loading(
+    url: str, options: Any, files_count: int, block_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of value survives, PyTorch's own reader loads the files, and every byte verifies."""
+    if block_bytes:
+        monkeypatch.setattr(storage_writer, "BLOCK_BYTES", block_bytes)
+    with StorageWriter(url, **options) as writer:
+        dcp.save(state(), storage_writer=writer)
+    assert equal(load(url), state())
+    theirs = empty_state()
+    dcp.load(theirs, storage_reader=dcp.FileSystemReader(url))
+    assert equal(theirs, state())
+    with Checkpoints(Path(url).parent) as run:
+        assert run.verify(7).ok
+        assert run.inspect(7).files_count == files_count + 1
+        assert all(info.key.startswith("step-") for info in run.store.list(""))
+
+
+def test_what_pytorch_wrote_is_loaded(tmp_path: Path) -> None:
+    """A checkpoint of PyTorch's writer loads; without a manifest it is unchecked."""
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "theirs"))
+    assert equal(load(f"{tmp_path}/theirs"), state())
+
+
+def test_a_directory_of_any_name(tmp_path: Path) -> None:
+    """The marker of a save lies beside a step's directory, and inside a directory of another name."""
+    dcp.save(state(), storage_writer=StorageWriter(tmp_path / "best", step=12))
+    with Checkpoints(tmp_path) as run:
+        assert [(info.name, info.step, info.status) for info in run.all()] == [("best/", 12, "whole")]
+    assert equal(load(f"{tmp_path}/best/"), state())
+
+
+def test_one_writer_saves_many_times(tmp_path: Path) -> None:
+    """A writer is used again, for the same directory, which is replaced, or for another one."""
+    writer = StorageWriter(tmp_path / "step-0000000001")
+    for step in (1, 1, 2, 3):
+        dcp.save(state(), storage_writer=writer, checkpoint_id=f"{tmp_path}/step-{step:010d}")
+    dcp.save(state(), storage_writer=writer, checkpoint_id=f"{tmp_path}/other/best")
+    reader = StorageReader(tmp_path / "step-0000000001")
+    for name in ("step-0000000001", "step-0000000003", "other/best"):
+        target = empty_state()
+        dcp.load(target, storage_reader=reader, checkpoint_id=f"{tmp_path}/{name}")
+        assert equal(target, state())
+    assert len(list((tmp_path / "step-0000000001").iterdir())) == 3
+
+
+def test_writer_and_reader_pickle(url: str) -> None:
+    """Both travel to another process as their configuration."""
+    writer = pickle.loads(pickle.dumps(StorageWriter(url, thread_count=2)))
+    dcp.save(state(), storage_writer=writer)
+    target = empty_state()
+    dcp.load(target, storage_reader=pickle.loads(pickle.dumps(StorageReader(url))))
+    assert equal(target, state())
+
+
+def test_tensors_that_are_not_read_in_place(saved: str) -> None:
+    """Destinations of another dtype, with gaps, or in another order get the same values."""
+    target = empty_state()
+    target["model"]["weight"] = torch.zeros(50, 30, dtype=torch.float64).t()
+    target["model"]["bias"] = torch.zeros(30, 2)[:, 0]
+    target["transposed"] = torch.zeros(4, 6, dtype=torch.int64)
+    dcp.load(target, storage_reader=StorageReader(saved))
+    expected = state()
+    assert torch.equal(target["model"]["weight"], expected["model"]["weight"].double())
+    assert torch.equal(target["model"]["bias"], expected["model"]["bias"])
+    assert torch.equal(target["transposed"], expected["transposed"].long())
+
+
+def test_parameters_are_loaded_in_place(tmp_path: Path) -> None:
+    """A model and its optimiser get the saved values in the memory that they have."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(20, 10) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model(torch.ones(20)).sum().backward()
+        optimizer.step()
+    both = [{"model": m.state_dict(), "optimizer": o.state_dict()} for m, o in zip(models, optimizers, strict=True)]
+    dcp.save(both[0], storage_writer=StorageWriter(tmp_path / "c"))
+    places = [parameter.data_ptr() for parameter in models[1].parameters()]
+    dcp.load(both[1], storage_reader=StorageReader(tmp_path / "c"))
+    assert all(torch.equal(*pair) for pair in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    assert places == [parameter.data_ptr() for parameter in models[1].parameters()]
+
+
+class BoxPlanner(DefaultLoadPlanner):
+    """Loads one box into one tensor."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self.target = target
+        self.committed = 0
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        del read_item
+        return self.target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        del read_item, tensor
+        self.committed += 1
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """A size, and offsets and lengths of a box in it."""
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    offsets = [draw(st.integers(0, size - 1)) for size in sizes]
+    lengths = [draw(st.integers(1, size - offset)) for size, offset in zip(sizes, offsets, strict=True)]
+    return tuple(sizes), tuple(offsets), tuple(lengths)
+
+
+@given(
+    box=boxes(), source=st.sampled_from(DTYPES), target=st.sampled_from([None, torch.float64]), gaps=st.booleans(),
+    block_bytes=st.integers(1, 40), piece_bytes=st.integers(1, 60), staged_bytes=st.integers(1, 100),
+)  # fmt: skip
+def test_any_box_of_a_tensor(
+    box: Any,
+    source: torch.dtype,
+    target: torch.dtype | None,
+    gaps: bool,
+    block_bytes: int,
+    piece_bytes: int,
+    staged_bytes: int,
+) -> None:
+    """Any box goes into any tensor, whatever the lengths of blocks, pieces and staged memory, and is committed once."""
+    sizes, offsets, lengths = box
+    tensor = values(*sizes, dtype=source)
+    if source.is_complex and target is not None:
+        target = torch.complex128
+    into = torch.zeros([2 * length for length in lengths] if gaps else lengths, dtype=target or source)
+    view = into[tuple(slice(0, 2 * length, 2) for length in lengths)] if gaps else into
+    expected = tensor[tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))]
+    url = f"memory://{os.urandom(8).hex()}/step-0000000001/"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage_writer, "BLOCK_BYTES", block_bytes)
+        patch.setattr(plan_reading, "PIECE_BYTES", piece_bytes)
+        patch.setattr(plan_reading, "STAGED_BYTES_MAX", staged_bytes)
+        with StorageWriter(url) as writer, StorageReader(url) as reader:
+            dcp.save({"t": tensor}, storage_writer=writer)
+            reader.set_up_storage_reader(reader.read_metadata(), True)
+            index = MetadataIndex("t", [0] * len(sizes))
+            item = ReadItem(
+                LoadItemType.TENSOR,
+                index,
+                torch.Size([0] * len(sizes)),
+                index,
+                torch.Size(offsets),
+                torch.Size(lengths),
+            )
+            planner = BoxPlanner(view)
+            reader.read_data(LoadPlan([item]), planner).wait()
+    assert torch.equal(view, expected.to(view.dtype))
+    assert planner.committed == 1
+
+
+# ── bad input ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": ""}, "is not the URL of a checkpoint"),
+        ({"url": 7}, "is not the URL of a checkpoint"),
+        ({"url": "s3:bucket"}, "begins like a URL"),
+        ({"url": "/tmp/c", "thread_count": 0}, "thread_count=0"),
+        ({"url": "/tmp/c", "thread_count": 1.5}, "thread_count=1.5"),
+        ({"url": "/tmp/c", "files_per_rank": 5000}, "files_per_rank=5000"),
+        ({"url": "/tmp/c", "step": math.nan}, "step=nan"),
+        ({"url": "/tmp/c", "step": -1}, "step=-1"),
+        ({"url": "/tmp/c", "prefix_strategy": "hex"}, "must be a function"),
+    ],
+)
+def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
+    """An invalid argument is refused when the writer is made, and shown."""
+    with pytest.raises(ConfigError, match=message):
+        StorageWriter(**arguments)
+
+
+def test_a_tensor_on_meta(url: str) -> None:
+    """A tensor without data is an error that names it, nothing is committed, and nothing is left after close()."""
+    with StorageWriter(url) as writer:
+        with pytest.raises(CheckpointException, match="'b' is a tensor on the meta device"):
+            dcp.save({"a": values(3), "b": torch.empty(3, device="meta")}, storage_writer=writer)
+        assert not (Path(url) / ".metadata").exists()
+    assert [path for path in Path(url).parent.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("prefix", ["../", "/", "a//", "./", 7, "a" * 600])
+def test_prefixes_that_are_none(url: str, prefix: Any) -> None:
+    """A prefix that leads elsewhere is refused before anything is written."""
+    with pytest.raises(CheckpointException, match="the prefix"):
+        dcp.save(state(), storage_writer=StorageWriter(url, prefix_strategy=lambda rank, world_size: prefix))
+    assert not Path(url).parent.exists()
+
+
+def test_without_collectives(url: str) -> None:
+    """A save without collectives, which has no one commit, is refused."""
+    with pytest.raises(ConfigError, match="use_collectives"):
+        StorageWriter(url).set_up_storage_writer(True, rank=0, use_collectives=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda target: target["model"].update(other=values(3)), "Missing key in checkpoint state_dict: model.other"),
+        (lambda target: target["model"].update(bias=values(31)), "Size mismatch .* for model.bias"),
+        (lambda target: target.update(step=values(1)), "step"),
+    ],
+)
+def test_a_checkpoint_of_another_model(saved: str, change: Any, message: str) -> None:
+    """A missing key and another size are errors that name the key, before anything is loaded."""
+    target = empty_state()
+    change(target)
+    if "Missing" in message or "Size" in message:
+        with pytest.raises(CheckpointException, match=message):
+            dcp.load(target, storage_reader=StorageReader(saved))
+        assert not target["model"]["weight"].any()
+
+
+def data_file(url: str) -> Path:
+    return next(Path(url).glob("*.distcp"))
+
+
+def rewrite(path: Path, change: Callable[[bytearray], Any]) -> None:
+    data = bytearray(path.read_bytes())
+    changed = change(data)
+    path.write_bytes(data if changed is None else changed)
+
+
+def flip(data: bytearray) -> None:
+    at = data.find(values(30, 50).numpy().tobytes()[:400])
+    assert at > 0
+    data[at + 200] ^= 1
+
+
+DAMAGES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "missing file": (lambda url: data_file(url).unlink(), r"__0_0-.*: the file is missing"),
+    "truncated file": (
+        lambda url: rewrite(data_file(url), lambda data: data[:-1]),
+        r"__0_0-.*has \d+ bytes, and the manifest",
+    ),
+    "missing commit": (lambda url: (Path(url) / ".metadata").unlink(), r"\.metadata: there is no checkpoint"),
+    "damaged commit": (lambda url: rewrite(Path(url) / ".metadata", lambda data: data[:-9]), r"\.metadata: the file"),
+    "empty commit": (lambda url: (Path(url) / ".metadata").write_bytes(b""), r"\.metadata: the file cannot be decoded"),
+    "missing manifest": (
+        lambda url: next(Path(url).glob("manifest*")).unlink(),
+        r"manifest-.*: the manifest is missing",
+    ),
+    "damaged manifest": (
+        lambda url: rewrite(next(Path(url).glob("manifest*")), lambda data: data[:-9]),
+        r"manifest-.*JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_before_anything_is_loaded(saved: str, damage: str) -> None:
+    """A missing, truncated or damaged file is an error that names it, and no tensor has changed."""
+    inflict, message = DAMAGES[damage]
+    inflict(saved)
+    target = empty_state()
+    with pytest.raises(CheckpointException, match=message):
+        dcp.load(target, storage_reader=StorageReader(saved))
+    assert equal(target, empty_state())
+
+
+def test_a_changed_byte(saved: str) -> None:
+    """A changed byte of a tensor is an error that names the file, the tensor and the place."""
+    rewrite(data_file(saved), flip)
+    with pytest.raises(CheckpointException, match=r"__0_0-.*damaged: the bytes of 'model.weight'.*offset_bytes"):
+        load(saved)
+
+
+def test_a_changed_byte_of_an_object(saved: str) -> None:
+    """A changed byte of what is not a tensor is found, too, before it is unpickled."""
+    rewrite(data_file(saved), lambda data: data.replace(b"text", b"tExt"))
+    with pytest.raises(CheckpointException, match="damaged: the bytes of 'name'"):
+        load(saved)
+
+
+def test_files_of_two_saves(url: str) -> None:
+    """A commit marker of one save with the manifest and data of another is an error, and never loads a mixture."""
+    dcp.save(state(), storage_writer=StorageWriter(url))
+    earlier = (Path(url) / ".metadata").read_bytes()
+    dcp.save(state(), storage_writer=StorageWriter(url))
+    (Path(url) / ".metadata").write_bytes(earlier)
+    with pytest.raises(CheckpointException, match=r"manifest-.*the manifest is missing"):
+        load(url)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "not a tensor"])
+def test_damage_without_a_manifest(tmp_path: Path, damage: str) -> None:
+    """Damage to a checkpoint of another writer is an error that names the file as well."""
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path))
+    path = tmp_path / "__0_0.distcp"
+    if damage == "missing":
+        path.unlink()
+    else:
+        rewrite(path, lambda data: data[:-1] if damage == "truncated" else bytes(len(data)))
+    with pytest.raises(CheckpointException, match=r"__0_0.distcp"):
+        load(str(tmp_path))
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("exit 7",)
+
+
+PLANTED = [Evil(), print, eval, torch.load, torch.distributed.checkpoint.filesystem.FileSystemWriter, {"a": Evil()}]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=range(len(PLANTED)))
+def test_metadata_runs_no_code(saved: str, planted: Any) -> None:
+    """A .metadata file that names anything but the classes of metadata is refused, and runs nothing."""
+    metadata = StorageReader(saved).read_metadata()
+    assert decode_metadata(pickle.dumps(metadata), "u") == metadata
+    metadata.planner_data = planted
+    with pytest.raises(CheckpointError, match="does not belong into this file"):
+        decode_metadata(pickle.dumps(metadata), "u")
+
+
+@pytest.mark.parametrize("data", [b"", b"x", pickle.dumps(7), pickle.dumps({"a": torch.Size([1])})])
+def test_what_is_no_metadata(data: bytes) -> None:
+    """Anything else than the metadata of a checkpoint is refused, with the file's URL."""
+    with pytest.raises(CheckpointError, match=r"^s3://b/\.metadata: "):
+        decode_metadata(data, "s3://b/.metadata")
+
+
+@pytest.fixture
+def _opaque(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As with a PyTorch that cannot save a tensor without its data."""
+    items._frame.cache_clear()
+    monkeypatch.setattr(items, "_SKIP_DATA", None)
+    yield
+    items._frame.cache_clear()
+
+
+@pytest.mark.usefixtures("_opaque")
+def test_with_an_older_pytorch(saved: str) -> None:
+    """Where frames cannot be made, tensors are written whole, and load with all their checks."""
+    assert equal(load(saved), state())
+    rewrite(data_file(saved), flip)
+    with pytest.raises(CheckpointException, match=r"damaged: the bytes of 'model.weight'"):
+        load(saved)
+
+
+def test_public_names() -> None:
+    """Writer and reader are names of ``penstock.torch.checkpoint``."""
+    assert ps.torch.checkpoint.StorageWriter is StorageWriter
+    assert ps.torch.checkpoint.StorageReader is StorageReader
