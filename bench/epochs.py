@@ -325,17 +325,26 @@ def keys_in(root: Path, folder: str) -> list[str]:
     return sorted(str(path.relative_to(root / BUCKET)) for path in (root / BUCKET / folder).iterdir())
 
 
-def compare(question: str, root: Path, clients: list[Any], samples: Samples, job: dict[str, Any], turns: int) -> Run:
+def compare(
+    question: str,
+    root: Path,
+    clients: list[Any],
+    samples: Samples,
+    job: dict[str, Any],
+    turns: int,
+    *,
+    store: dict[str, Any] = STORE,
+) -> Run:
     """Check every client once, then measure them in turn. Clients that fail are left out, with the reason in the record."""
     started = time.time()
-    with Origin(root, **STORE) as origin:
+    with Origin(root, **store) as origin:
         job = {
             **job,
             "keys": job.get("keys", samples.keys),
             "folder": str(root / BUCKET),
             "scratch": str(root / "scratch"),
         }
-        run = Run(question, origin, clients, METRICS, turns, tolerates=lambda client: client.driver != "penstock")
+        run = Run(question, origin, clients, METRICS, turns, tolerates=lambda client: not client.is_ours)
         with run:
             run.turns(
                 lambda client: client.measured(samples, job),

@@ -55,7 +55,9 @@ def as_tensor(samples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 class Connector(_loading.Plain):
-    """`decoder` names one of ``_decoders``; `objects_` stands for the map dataset in random order."""
+    """`decoder` names one of ``_decoders``. A job's `objects` stands for the map dataset in random order, `stream` for single
+    objects through the iterable one.
+    """
 
     packages = ("s3torchconnector", "s3torchconnectorclient", "torch")
 
@@ -83,6 +85,11 @@ class Connector(_loading.Plain):
         dataset: Any
         if job.get("objects"):
             dataset = S3MapDataset.from_objects(uris, transform=Whole(decode), **self.options)
+        elif job.get("stream"):
+            prefix = f"s3://{self.bucket}/{job['prefix']}/"
+            dataset = S3IterableDataset.from_prefix(
+                prefix, transform=Whole(decode), enable_sharding=True, **self.options
+            )
         else:
             objects = S3IterableDataset.from_objects(uris, enable_sharding=True, **self.options)
             dataset = Tars(objects, self.buffer_bytes, decode)

@@ -20,12 +20,13 @@ class S3Writer(CheckpointWriter):
         """Take all of `data`, any contiguous buffer, and return its length in bytes.
 
         Raises:
+            TypeError: `data` is no buffer.
             ValueError: The writer is closed.
             StoreError: An earlier part could not be sent; the writer is then aborted.
         """
         if self.closed:
             raise ValueError(f"{self!r} is not open")
-        return super().write(data)
+        return super().write(memoryview(data))
 
     def writable(self) -> bool:
         """Return whether it is open."""

@@ -1,0 +1,23 @@
+"""The connector's driver after its import was changed: the same program on ``penstock.compat.s3torchconnector``."""
+
+from __future__ import annotations
+
+import sys
+
+import _loading
+
+import penstock.compat.s3torchconnector
+
+sys.modules["s3torchconnector"] = penstock.compat.s3torchconnector
+
+from load_s3torchconnector import Connector  # noqa: E402 - it imports the name that was changed
+
+
+class Changed(Connector):
+    """The driver's own class; only the packages are others."""
+
+    packages = ("penstock", "torch")
+
+
+if __name__ == "__main__":
+    _loading.serve(Changed)
