@@ -1,5 +1,9 @@
 """The interface to PyTorch. No other part of penstock imports torch."""
 
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_getattr
+
 try:
     from penstock.torch import checkpoint
     from penstock.torch.batches import Tensors, as_tensors
@@ -16,10 +20,15 @@ except ModuleNotFoundError as error:
     # Not ConfigError: code that tries imports catches ImportError.
     raise ModuleNotFoundError(text, name="torch") from error
 
+if TYPE_CHECKING:
+    from penstock.torch.checkpoint.training import Checkpoint as Checkpoint
+else:  # its import of torch.distributed.checkpoint takes a second
+    __getattr__ = lazy_getattr(__name__, {"Checkpoint": "checkpoint.training"})
+
 Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 
 __all__ = [
-    "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors", "agree",
-    "as_tensors", "checkpoint", "checkpoint_writer", "download_directory", "rank_and_world_size", "share",
+    "Checkpoint", "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors",
+    "agree", "as_tensors", "checkpoint", "checkpoint_writer", "download_directory", "rank_and_world_size", "share",
     "upload_directory", "writer",
 ]  # fmt: skip

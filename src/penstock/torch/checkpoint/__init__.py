@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from penstock.torch.checkpoint.safetensors_writing import save_safetensors as save_safetensors
     from penstock.torch.checkpoint.storage_reader import StorageReader as StorageReader
     from penstock.torch.checkpoint.storage_writer import StorageWriter as StorageWriter
+    from penstock.torch.checkpoint.training import Checkpoint as Checkpoint
 
 _ORIGIN = {
+    "Checkpoint": "training",
     "LightningCheckpointIO": "lightning_io",
     **dict.fromkeys(("BinaryPrefixes", "HexPrefixes", "PrefixStrategy", "RoundRobinPrefixes"), "prefixes"),
     "SafetensorsReader": "safetensors_reading",

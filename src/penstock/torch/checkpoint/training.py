@@ -1,0 +1,365 @@
+"""``Checkpoint``: everything that a training run needs to go on as if it had not stopped, as one checkpoint on the store."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from penstock.checkpoints import Checkpoints, check_step, step_directory
+from penstock.config import check_whole
+from penstock.errors import ClosedError, ConfigError, StoreError
+from penstock.torch.batches import Stateful
+from penstock.torch.checkpoint.background import BackgroundSave
+from penstock.torch.checkpoint.exchange import read_items, write_items
+from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart
+from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
+from penstock.torch.checkpoint.rank_group import RankGroup
+from penstock.torch.checkpoint.saved_items import SavedItems
+from penstock.torch.checkpoint.snapshot import SnapshotMemory
+from penstock.torch.checkpoint.storage_reader import StorageReader
+from penstock.torch.checkpoint.storage_writer import StorageWriter
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    from penstock.checkpoints import CheckpointInfo
+    from penstock.torch.checkpoint.parts import StatePart
+    from penstock.torch.checkpoint.saved_items import ReadTarget
+
+logger = logging.getLogger("penstock")
+
+
+@boundary
+class Checkpoint:
+    """Saves and restores the whole state of a training run: model, optimizer, scheduler, random generators, place in the data.
+
+    A run that is restored goes on bit for bit as if it had not been interrupted. Checkpoints are directories below a URL, such
+    as ``s3://bucket/run/step-0000001000/``, in the format of ``torch.distributed.checkpoint``. Each rank writes its shards
+    directly to the store, and the checkpoint becomes visible at once, when all ranks have finished. Model and optimizer may be
+    plain, or wrapped by DDP, ``fully_shard`` (FSDP2), tensor parallelism or ``torch.compile``; they can be restored with other
+    wrappers and on another number of ranks.
+
+    Every rank of ``torch.distributed`` makes it and calls its methods, in the same order. It is a context manager.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer, made after the model was sharded or moved; None saves none.
+        loader: The ``Loader``, or whatever hands out the batches (``ps.torch.Prefetch``, a ``StatefulDataLoader``). The
+            saved state is that of the batches that the training loop received, whatever has been read ahead.
+        scheduler: A learning rate scheduler, or any object with ``state_dict()`` whose state is the same on all ranks.
+        rng: Whether the random generators of each rank are part of it: Python's, NumPy's, PyTorch's on the CPU and on
+            the current GPU.
+        extras: Other objects with ``state_dict()`` and ``load_state_dict()`` by name, such as a ``GradScaler``; their
+            state must be small and the same on all ranks.
+        snapshot_bytes_max: The most bytes of memory that ``save(wait=False)`` may take on this rank for its copy of the
+            state; None means no limit.
+        **options: The same options as for ``penstock.connect``.
+
+    Raises:
+        ConfigError: An argument is invalid: the optimizer has other parameters than the model, an object has no state, ...
+
+    Cost: nothing until it is used. The first ``save(wait=False)`` allocates memory for one copy of this rank's state, in pinned
+        memory if the state is on a GPU; it is used again until ``close()``.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        loader: Stateful | None = None,
+        scheduler: Any = None,
+        rng: bool = True,
+        extras: Mapping[str, Stateful] | None = None,
+        snapshot_bytes_max: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._loader = loader
+        self._rng = rng
+        self._records = _records(scheduler, extras)
+        self._memory = SnapshotMemory(bytes_max=snapshot_bytes_max)
+        self._options = options
+        self._group: RankGroup | None = None
+        self._save: BackgroundSave | None = None
+        self._is_closed = False
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"model= must be a module, not {type(model).__name__}")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer= must be an optimizer of PyTorch, not {type(optimizer).__name__}")
+        if loader is not None and not isinstance(loader, Stateful):
+            raise ConfigError(f"loader= has no state_dict() and load_state_dict(): {type(loader).__name__}")
+        self._parts(0, 1, strict=True)  # raises what is wrong with the arguments
+
+    # ── saving ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        step: int,
+        wait: bool = True,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+    ) -> None:
+        """Save the state as the checkpoint of a step. A checkpoint of the same step is replaced.
+
+        Args:
+            url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
+            step: Number of steps that have been trained; the checkpoint with the largest one is the newest.
+            wait: Whether to wait until the checkpoint is on the store. False returns when the state has been copied to
+                memory, and uploads the copy while training goes on. If another save is under way, it is waited for.
+            keep_last: Remove older checkpoints after this one is complete, except this many of the newest ones.
+            keep_every: Do not remove checkpoints whose step is a multiple of this number.
+
+        Raises:
+            ConfigError: An argument is invalid, the ranks call it with different steps, or the state cannot be saved: a tensor
+                is on ``meta``, ...
+            StoreError: The store failed. Earlier checkpoints are unchanged, and nothing of this one is visible. With
+                ``wait=False`` the next ``save``, ``wait`` or ``close`` raises the error, or else it ends the process with exit
+                code 1.
+            ClosedError: It is closed.
+
+        Cost: ``wait=False`` stops the caller for one copy of this rank's state.
+        """
+        self._check_open()
+        self.wait()
+        group = self._ranks()
+        job = _SaveJob(group, url, step, keep_last=keep_last, keep_every=keep_every, options=self._options)
+        job.capture(self._parts(group.rank, group.size), None if wait else self._memory)
+        if wait or job.failure is not None:
+            job.run()
+        else:
+            self._save = BackgroundSave(job.run, f"saving the checkpoint of step {step}")
+
+    def wait(self) -> None:
+        """Wait until the save in the background has ended, if there is one.
+
+        Raises:
+            StoreError: It failed.
+        """
+        save, self._save = self._save, None
+        if save is not None:
+            save.wait()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way in the background."""
+        return self._save is not None and self._save.is_running
+
+    # ── restoring ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def latest(self, url: str | os.PathLike[str]) -> int | None:
+        """Return the step of the newest checkpoint below `url` that is whole, or None if there is none.
+
+        Cost: one request for each thousand files, and one or two for each checkpoint until a whole one is found.
+        """
+        self._check_open()
+        info = self._ranks().first(lambda: _find(url, None, self._options))
+        return None if info is None else info.step
+
+    def restore(self, url: str | os.PathLike[str], *, step: int | None = None, strict: bool = True) -> int | None:
+        """Continue from a checkpoint: the newest one that is whole, or that of a step.
+
+        Nothing is changed before every rank has read and checked its part. After an error, the run is as it was.
+
+        Args:
+            url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
+            step: Step of the checkpoint; None takes the newest one.
+            strict: Whether the model and the optimizer must have exactly the parameters of the checkpoint. False takes over
+                those that both have; their shapes and dtypes have to be the same in any case.
+
+        Returns:
+            The step of the checkpoint; None if `step` is None and there is no checkpoint, so that the run begins.
+
+        Raises:
+            ConfigError: The checkpoint is one of another model, lacks a part that is asked for, or was saved by another number
+                of ranks, each with its own place in the data.
+            CheckpointError: It is damaged, or there is none of this step.
+            StoreError: The store failed.
+
+        Cost: memory for this rank's part of the state, which is read in parallel ranges before it is copied.
+        """
+        self._check_open()
+        self.wait()
+        group = self._ranks()
+        info = group.first(lambda: _find(url, step, self._options))
+        if info is None or info.step is None:
+            logger.info("%s has no checkpoint: the run begins", url)
+            return None
+        parts = self._parts(group.rank, group.size, strict=strict)
+        with StorageReader(_directory_url(url, info.step), **self._options) as reader:
+
+            def request(metadata: Metadata) -> dict[str, ReadTarget]:
+                saved = SavedItems(metadata.state_dict_metadata, reader.checkpoint_id)
+                return {name: target for part in parts for name, target in part.request(saved).items()}
+
+            targets = read_items(group, reader, request)
+
+        def check() -> None:
+            for part in parts:
+                part.check(targets)
+
+        group.each(check)
+        for part in parts:
+            part.apply(targets)
+        return info.step
+
+    # ── closing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Wait until the save in the background has ended, and free the memory of snapshots; idempotent.
+
+        Raises:
+            StoreError: The save failed.
+        """
+        self._is_closed = True
+        try:
+            self.wait()
+        finally:
+            self._memory.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"The last save of the checkpoint failed, too: {failure}")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this Checkpoint is closed")
+
+    def _ranks(self) -> RankGroup:
+        if self._group is None:
+            self._group = RankGroup()
+        return self._group
+
+    def _parts(self, rank: int, size: int, *, strict: bool = True) -> list[StatePart]:
+        """Return the parts in the order in which they are taken over: what may refuse its state comes first."""
+        parts: list[StatePart] = []
+        if self._loader is not None:
+            parts.append(LoaderPart(self._loader, rank=rank, size=size))
+        parts += [RecordPart(name, target, rank=rank) for name, target in self._records.items()]
+        if self._optimizer is not None:
+            parts.append(OptimizerPart(self._optimizer, self._model, rank=rank, strict=strict))
+        parts.append(ModelPart(self._model, rank=rank, strict=strict))
+        if self._rng:
+            parts.append(RandomPart(rank=rank))
+        return parts
+
+
+class _SaveJob:
+    """One save: what is captured while training waits, and what is done afterwards on any thread.
+
+    If capturing fails on this rank, the others hear of it when it runs, rather than wait for this rank.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        url: str | os.PathLike[str],
+        step: int,
+        *,
+        keep_last: int | None,
+        keep_every: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._group = group
+        self._url = url
+        self._step = step
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._options = options
+        self._items: dict[str, torch.Tensor] = {}
+        self._values: Mapping[str, torch.Tensor] = {}
+        self.failure: Exception | None = None
+
+    def capture(self, parts: list[StatePart], memory: SnapshotMemory | None) -> None:
+        """Take the state of `parts`, copied to `memory` if there is one."""
+        try:
+            check_step(self._step)
+            if self._keep_every is not None and self._keep_last is None:
+                raise ConfigError("keep_every= needs keep_last=", hint="keep_last=3, keep_every=1000")
+            for name, value in (("keep_last", self._keep_last), ("keep_every", self._keep_every)):
+                if value is not None:
+                    check_whole(name, value, 1)
+            for part in parts:
+                self._items.update(part.items())
+            self._values = self._items if memory is None else memory.take(self._items)
+        except Exception as error:
+            self.failure = error
+
+    def run(self) -> None:
+        """Write what was captured, and remove what is not to be kept."""
+        group = self._group
+        claims = group.each(self._claim)
+        if len({step for step, _ in claims}) > 1:
+            raise ConfigError(f"the ranks save different steps; this one is step={self._step}")
+        if len({names for _, names in claims}) > 1:
+            raise ConfigError(
+                "the ranks have different parameters; Checkpoint saves models that are replicated or sharded",
+                hint="with pipeline parallelism, save the parts by torch.distributed.checkpoint",
+            )
+        with StorageWriter(_directory_url(self._url, self._step), **self._options) as writer:
+            write_items(group, writer, self._items, self._values)
+        if self._keep_last is not None:
+            group.first(self._retain)
+
+    def _retain(self) -> None:
+        with Checkpoints(_run_url(self._url), **self._options) as checkpoints:
+            try:
+                checkpoints.retain(keep_last=self._keep_last, keep_every=self._keep_every)
+            except StoreError as error:  # keys that may write need not be allowed to delete; the checkpoint is there
+                logger.warning(
+                    "The checkpoint of step %d is saved, but older ones were not removed: %s", self._step, error
+                )
+
+    def _claim(self) -> tuple[int, bytes]:
+        if self.failure is not None:
+            raise self.failure
+        names = sorted(name for name in self._items if name.startswith(("model.", "optimizer.state.")))
+        return self._step, hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
+
+
+def _directory_url(url: str | os.PathLike[str], step: int) -> str:
+    return _run_url(url) + step_directory(step)
+
+
+def _run_url(url: str | os.PathLike[str]) -> str:
+    return f"{os.fspath(url).rstrip('/')}/"
+
+
+def _find(url: str | os.PathLike[str], step: int | None, options: Mapping[str, Any]) -> CheckpointInfo | None:
+    """Return the checkpoint of a step, or else the newest one that is whole; None if there is none."""
+    with Checkpoints(_run_url(url), **options) as checkpoints:
+        return checkpoints.newest() if step is None else checkpoints.find(check_step(step))
+
+
+def _records(scheduler: Any, extras: Mapping[str, Stateful] | None) -> dict[str, Stateful]:
+    """Return the objects that are saved as one record each, by name.
+
+    Raises:
+        ConfigError: A name or an object is not valid.
+    """
+    records = {} if scheduler is None else {"scheduler": scheduler}
+    for name, target in (extras or {}).items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"extras has the name {name!r}, which is not an identifier")
+        records[f"extras.{name}"] = target
+    for name, target in records.items():
+        if not isinstance(target, Stateful):
+            raise ConfigError(f"{name} has no state_dict() and load_state_dict(): {type(target).__name__}")
+    return records
