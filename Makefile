@@ -75,8 +75,8 @@ test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on r
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
 FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
-FRAMEWORK_jax := jax
-FRAMEWORK_lightning := $(TORCH) lightning
+FRAMEWORK_jax := jax flax orbax-checkpoint 'ministack>=1.5.20'
+FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning 'ministack>=1.5.20'
 FRAMEWORK_transformers := $(TORCH) transformers safetensors 'ministack>=1.5.20'
 FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme

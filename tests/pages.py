@@ -43,6 +43,7 @@ def run_page(page: str, framework: str, folder: Path) -> None:
     """Run a page's Python in a process of its own, on shards of pictures and of records below `folder`."""
     write_pictures(folder / "train", samples=64, shards=4, size=(30, 40), kind="jpg")
     write_records(folder / "records", samples=40)
+    (folder / "run").mkdir()
     code = code_of(page, framework)
     for url, name in (
         ("s3://bucket/train/", "train"),

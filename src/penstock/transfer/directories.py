@@ -32,7 +32,10 @@ LAST_NAMES = (
     "adapter_config.json",  # peft
     "*.index.json",  # which file holds which tensor
     "checkpoint",  # TensorFlow: which checkpoint is the newest
+    "training_metadata.json",  # Keras: the epoch of a BackupAndRestore
+    "manifest.ocdbt",  # Orbax: where the arrays lie
     "_CHECKPOINT_METADATA",  # Orbax
+    "commit_success.txt",  # Orbax
     ".metadata",  # torch.distributed.checkpoint
 )
 """Names of files through which a reader finds the others; they are written last."""
