@@ -121,8 +121,8 @@ def download_newest(url: str, path: Path) -> None:
 def test_backup_and_restore_goes_through_the_store(url: str, tmp_path: Path) -> None:
     """A run that is interrupted goes on elsewhere from the newest whole backup, and ends with the same weights."""
     expected = fit(new_model(), 5)
+    here = tmp_path / "here"
     with pytest.raises(KeyboardInterrupt):
-        here = tmp_path / "here"
         fit(new_model(), 5, keras.callbacks.BackupAndRestore(here), Upload(here, url), Interrupt(3))
     with ps.connect(url) as store:  # an upload that was killed lacks what is written last
         store.copy("000002/latest.weights.h5", "000009/latest.weights.h5")
