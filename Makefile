@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-ray test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-ray test-fsspec test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -82,6 +82,8 @@ FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
+FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
+FRAMEWORK_torchdata := $(TORCH) torchdata==0.9.0 'ministack>=1.5.20' boto3 iopath  # the last version with DataPipes
 FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
 FRAMEWORK_s3torchconnector := $(TORCH) 's3torchconnector[dcp]==1.5.0' lightning 'ministack>=1.5.20' boto3 trustme
@@ -118,6 +120,10 @@ test-webdataset: .venvs/webdataset/.ready .venvs/webdataset-old/.ready  ## s3://
 
 test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
+
+test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system for fsspec and the handler for iopath, and the libraries that use them, in environments of their own
+	.venvs/fsspec/bin/python -m pytest tests/doors/fsspec -q
+	.venvs/torchdata/bin/python -m pytest tests/doors/torchdata -q
 
 .venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt
 	@echo "== set-up: .venvs/lambda with the dependencies of a Lambda handler of 2021 (once)"

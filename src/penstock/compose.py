@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote
 
+from penstock import forks
 from penstock.config import check_configs
 from penstock.errors import ConfigError
 from penstock.fetch import configure_process_budget
@@ -22,7 +24,7 @@ from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
@@ -350,3 +352,47 @@ def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IO
 
     store = connect(root, **options)
     return open_file(store, key, mode)
+
+
+_NOT_ONLY_S3 = ("transport", "retry", "hedge", "fetch", "cache", "requests_max")
+"""Options of ``connect`` that mean something for every store."""
+
+
+class StoreTable:
+    """Stores by URL, for what is given paths in any of them: each is connected to when it is first used.
+
+    Args:
+        options: Arguments of ``connect``.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock; the stores themselves can be used in a forked child."""
+        self._lock = threading.Lock()
+
+    def get(self, url: str) -> Store:
+        """Return the store of a URL."""
+        store = self._stores.get(url)
+        if store is None:
+            with self._lock:
+                store = self._stores.get(url)
+                if store is None:
+                    store = self._stores[url] = connect(url, **self._options_for(url))
+        return store
+
+    def _options_for(self, url: str) -> dict[str, Any]:
+        if url.startswith("s3://"):
+            return self._options
+        return {name: value for name, value in self._options.items() if name in _NOT_ONLY_S3}
+
+    def close(self) -> None:
+        """Close all stores; ``get`` connects again. Idempotent."""
+        with self._lock:
+            stores, self._stores = self._stores, {}
+        for store in stores.values():
+            store.close()

@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from fsspec.compression import compr
-from fsspec.core import OpenFile, get_compression
+from fsspec.core import get_compression
+from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import read_block
 
 from penstock.errors import ConfigError
@@ -20,7 +21,7 @@ from penstock.store.writing import Writer
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from penstock.store.base import Store
     from penstock.types import Key
@@ -31,7 +32,7 @@ BLOCK_BYTES = 8 << 20
 PART_BYTES_MIN = 5 << 20
 """S3's smallest part."""
 
-_FRAMES_MAX = 6  # between the close of a compressed text file and the ``with`` statement around it
+_FRAMES_MAX = 10  # between the close of a compressed text file and the ``with`` statement around it
 
 
 @boundary
@@ -148,6 +149,7 @@ class FsspecWriter(Writer):
         autocommit: bool = True,
     ) -> None:
         self._sealed = False
+        self._handled = id(sys.exc_info()[1])
         super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent)
         self.fs = files
         self.path = path
@@ -186,11 +188,12 @@ class FsspecWriter(Writer):
     def close(self) -> None:
         """Make the object visible, or in a transaction keep it for ``commit()``.
 
-        The file is discarded instead if a ``with fsspec.open(...)`` statement closes it because of an exception.
+        The file is discarded instead if a ``with`` statement that ends by an exception closes it, such as that of
+        ``fsspec.open``.
         """
         if self.closed:
             return
-        if _is_closed_by_exception():
+        if _is_closed_by_exception(self._handled):
             self.abort()
         elif self.autocommit:
             self._finish()
@@ -210,30 +213,30 @@ class FsspecWriter(Writer):
         self.fs.invalidate_cache(self.path)
 
 
-def _is_closed_by_exception() -> bool:
-    """Whether ``OpenFile.__exit__`` is closing the file because of an exception, which it does not pass on.
+def _is_closed_by_exception(known: int) -> bool:
+    """Whether a ``with`` statement that ends by an exception is closing the file, without passing the exception on.
 
-    ``with fsspec.open(...)`` calls ``close()`` however its block ends, so a failed program would commit half a file.
+    The ``__exit__`` of ``fsspec.open``, of pandas' handles and of ``contextlib.closing`` call ``close()`` however the block
+    ends, so that a program that failed would commit half a file.
+
+    Args:
+        known: ``id`` of the exception that was being handled when the file was opened: a file may report an error.
     """
     frame = sys._getframe(2).f_back
     for _ in range(_FRAMES_MAX):
         if frame is None:
             break
-        if frame.f_code is OpenFile.__exit__.__code__:
-            return any(value is not None for value in frame.f_locals.get("args", ()))
+        if frame.f_code.co_name == "__exit__" and _exits_by_exception(frame, known):
+            return True
         frame = frame.f_back
     return False
 
 
-class FsspecText(io.TextIOWrapper):
-    """A text file around a file of this module: an exception inside ``with`` discards what was written."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and hasattr(self.buffer, "abort"):
-            self.buffer.abort()
-        self.close()
+def _exits_by_exception(frame: FrameType, known: int) -> bool:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount + 1]  # one more than the arguments is *args
+    values = [frame.f_locals.get(name) for name in names]
+    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return any(isinstance(value, BaseException) and id(value) != known for value in flat)
 
 
 class FsspecCompressor(io.RawIOBase):
@@ -292,6 +295,16 @@ class FsspecCompressor(io.RawIOBase):
 
     def __del__(self) -> None:
         """Do nothing, because ``io.IOBase`` would close the file and so commit it."""
+
+
+class FsspecUncachedReader(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """One version of an object as a file of fsspec's own, which asks for every range by itself.
+
+    ``cache_type="none"`` returns it, which is how fsspec's block cache opens a file that it caches.
+    """
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self.fs.cat_version(self.path, start, end, info=self.details))
 
 
 def compressed(file: Any, path: str, *, mode: str, compression: str) -> Any:

@@ -21,9 +21,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import apply_config
 from fsspec.spec import AbstractFileSystem
 
-from penstock.compose import list_buckets
+from penstock.compose import StoreTable, list_buckets
 from penstock.config import check_names
 from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError, SpanError
+from penstock.fetch import PlanItem
 from penstock.fsspec.asynchronous import AsyncFile, ReadBatches, as_coroutine, in_thread
 from penstock.fsspec.bulk import (
     CallbackListener,
@@ -41,7 +42,7 @@ from penstock.fsspec.bulk import (
 from penstock.fsspec.files import (
     PART_BYTES_MIN,
     FsspecReader,
-    FsspecText,
+    FsspecUncachedReader,
     FsspecWriter,
     compressed,
 )
@@ -57,9 +58,9 @@ from penstock.fsspec.listing import (
 )
 from penstock.fsspec.options import connect_options, fsspec_options, translated
 from penstock.fsspec.paths import SCHEMES, StorePath, split_path
-from penstock.fsspec.stores import StoreTable
 from penstock.redaction import public_url
 from penstock.store.presigning import presigned_get
+from penstock.store.text import ObjectText
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
@@ -508,6 +509,18 @@ class PenstockFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
         except ConfigError:  # it is too long to be held whole by the engine, or the key is not valid
             return read_streamed(store, where.key, span)
 
+    def cat_version(self, path: str, start: int, end: int, *, info: Entry) -> bytes:
+        """Return a range of one version of an object.
+
+        Raises:
+            ObjectChangedError: The object was replaced since `info` was taken.
+        """
+        if end <= start:
+            return b""
+        store, where = self._place(path)
+        item = PlanItem(where.key, ByteRange(start, end), info["ETag"], info["size"])
+        return bytes(next(store.read_many([item])).data)
+
     def _span(self, store: Store, key: str, start: int | None, end: int | None) -> ByteRange | None:
         """Return the range that a slice means; None for the whole object. Cost: a request if the size is needed."""
         if start in (None, 0) and end is None:
@@ -637,6 +650,8 @@ class PenstockFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
         check_names("open", options, _OPEN_NAMES)
         if options.get("version_id"):
             raise ConfigError("version_id= cannot be followed", hint="penstock reads the current version of an object")
+        if mode == "rb" and options.get("cache_type") == "none":
+            return FsspecUncachedReader(self, path, mode, block_size or "default", cache_type="none")
         if mode == "rb":
             return self.open_version(path)
         if mode not in ("wb", "xb"):
@@ -693,7 +708,7 @@ class PenstockFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
                 path, mode.replace("t", "") + "b", block_size=block_size, cache_options=cache_options,
                 compression=compression, **options,
             )  # fmt: skip
-            return FsspecText(binary, **text)
+            return ObjectText(binary, **text)
         path = self.stripped(path)
         autocommit = options.pop("autocommit", not self._intrans)
         file = self._open(path, mode, block_size, autocommit, cache_options, **options)
@@ -979,6 +994,9 @@ class PenstockS3FileSystem(PenstockFileSystem):
 super_glob = (
     AbstractFileSystem.glob
 )  # found in the class's second base otherwise, whose way goes by fsspec's event loop
+
+# The installed package says this too; where it was installed before it did, importing this module is enough.
+register_implementation("penstock", PenstockFileSystem)
 
 _REGISTERED = {"penstock": PenstockFileSystem, "s3": PenstockS3FileSystem, "s3a": PenstockS3FileSystem}
 

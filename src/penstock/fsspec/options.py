@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from fsspec.registry import available_protocols
+
 from penstock.compose import connect
 from penstock.config import TransportConfig, check_names
 from penstock.errors import ConfigError
@@ -76,7 +78,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or value == {} or name in _WITHOUT_EFFECT:
+        if value is None or value == {} or name in _WITHOUT_EFFECT or _is_for_another(name, value):
             continue
         if name == "client_kwargs":
             _take_client(found, value)
@@ -112,6 +114,11 @@ def connect_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def fsspec_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the options that ``translated`` returned that fsspec's own classes take."""
     return {name: value for name, value in options.items() if name in FSSPEC_NAMES}
+
+
+def _is_for_another(name: str, value: object) -> bool:
+    """Whether an option holds those of another protocol, as Hugging Face's ``datasets`` adds to the caller's own."""
+    return isinstance(value, dict) and name in available_protocols()
 
 
 def _set(found: dict[str, Any], name: str, value: Any) -> None:

@@ -120,7 +120,7 @@ def test_ranges_of_one_object(files: PenstockS3FileSystem, bucket: str) -> None:
 
 def test_a_large_object(files: PenstockS3FileSystem, bucket: str, tmp_path: Any) -> None:
     """An object of many parts goes there and back by every way, and stays one version while it is read."""
-    data = bytes(range(256)) * (40 << 12)
+    data = bytes(range(256)) * (20 << 12)
     (tmp_path / "up").write_bytes(data)
     files.put_file(tmp_path / "up", f"{bucket}/put")
     with files.open(f"{bucket}/written", "wb", block_size=5 << 20) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import io
 import pickle
@@ -178,6 +179,7 @@ WAYS: dict[str, Callable[[PenstockFileSystem, str], Any]] = {
     "fs.open text": lambda files, path: files.open(path, "w"),
     "fs.open compressed": lambda files, path: files.open(path, "wb", compression="gzip"),
     "fs.open compressed text": lambda files, path: files.open(path, "wt", compression="gzip"),
+    "closing": lambda files, path: contextlib.closing(files.open(path, "wb")),
     "fsspec.open binary": lambda files, path: fsspec.open(f"penstock://{path}", "wb"),
     "fsspec.open text": lambda files, path: fsspec.open(f"penstock://{path}", "w"),
     "fsspec.open compressed text": lambda files, path: fsspec.open(f"penstock://{path}", "wt", compression="gzip"),
@@ -199,6 +201,22 @@ def test_an_exception_makes_nothing_visible(files: PenstockFileSystem, top: str,
         with WAYS[way](files, path) as file:
             file.write(data)
     assert files.exists(path)
+
+
+def test_an_error_may_be_reported(files: PenstockFileSystem, top: str) -> None:
+    """A file that is opened while an exception ends a ``with`` statement, and closed there, is written."""
+
+    class Reporting:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, kind: object, error: object, trace: object) -> None:
+            report = files.open(f"{top}/report", "wb")
+            report.write(repr(error).encode())
+            report.close()
+
+    with pytest.raises(KeyError), Reporting():
+        raise KeyError("x")
+    assert files.cat_file(f"{top}/report") == b"KeyError('x')"
 
 
 def test_a_dropped_file_makes_nothing_visible(files: PenstockFileSystem, top: str) -> None:
@@ -472,6 +490,13 @@ def test_a_loop_that_was_closed_hurts_nobody(files: PenstockFileSystem, top: str
 def test_fsspecs_caches_are_not_used(files: PenstockFileSystem, top: str) -> None:
     """Whatever cache a caller asks for, what is read is the object: fsspec's known parts are zeros in their gaps."""
     options = {"data": {(0, 4): b"ABCD"}, "strict": False}
+    with files.open(f"{top}/a", cache_type="none") as file:
+        assert (file.read(2), file.seek(-1, 2), file.read()) == (b"01", 9, b"9")
+        files.pipe_file(f"{top}/a", b"abcdefghij")
+        file.seek(0)
+        with pytest.raises(ps.ObjectChangedError):
+            file.read(2)
+    files.pipe_file(f"{top}/a", TREE["a"])
     for cache in ("none", "readahead", "parts", "all", "mmap"):
         with files.open(f"{top}/a", block_size=2, cache_type=cache, cache_options=options, size=10) as file:
             assert file.read() == TREE["a"]

@@ -85,6 +85,11 @@ def test_what_cannot_be_followed_is_said(options: dict[str, Any], message: str) 
         PenstockS3FileSystem(**options)
 
 
+def test_options_of_other_protocols_are_left_alone() -> None:
+    """``datasets`` adds ``hf={...}`` to the options of its caller."""
+    assert translated({"hf": {"token": None, "endpoint": "h"}, "anon": True}) == {"anonymous": True}
+
+
 def test_options_have_names() -> None:
     """A positional argument, which s3fs would take for ``anon``, is refused."""
     with pytest.raises(ps.ConfigError, match="by name only"):
