@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-ray test-fsspec test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-ray test-fsspec test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -80,6 +80,7 @@ FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning 'ministack>=1.5.20'
 FRAMEWORK_transformers := $(TORCH) transformers safetensors 'ministack>=1.5.20'
 FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
+FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
@@ -117,6 +118,9 @@ test-transformers: .venvs/transformers/.ready  ## safetensors and save_pretraine
 test-webdataset: .venvs/webdataset/.ready .venvs/webdataset-old/.ready  ## s3:// in WebDataset 1.0 and 0.2, each in an environment of its own
 	.venvs/webdataset/bin/python -m pytest tests/doors/webdataset -q
 	.venvs/webdataset-old/bin/python -m pytest tests/doors/webdataset -q
+
+test-huggingface: .venvs/huggingface/.ready  ## A pipeline as Hugging Face's IterableDataset, in an environment of its own
+	.venvs/huggingface/bin/python -m pytest tests/doors/huggingface -q
 
 test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock import channels as channels
     from penstock import fsspec as fsspec
+    from penstock import huggingface as huggingface
     from penstock import index as index
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
@@ -100,7 +101,18 @@ _ORIGIN = {
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("channels", "fsspec", "index", "mount", "pack", "tensorflow", "testing", "torch", "webdataset")
+_SUBPACKAGES = (
+    "channels",
+    "fsspec",
+    "huggingface",
+    "index",
+    "mount",
+    "pack",
+    "tensorflow",
+    "testing",
+    "torch",
+    "webdataset",
+)
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

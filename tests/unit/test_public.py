@@ -158,13 +158,17 @@ def test_every_class_documents_itself() -> None:
     assert [name for name in ps.__all__ if name != "__version__" and not getattr(ps, name).__doc__] == []
 
 
-def test_without_webdataset_it_is_named() -> None:
-    """The WebDataset door without WebDataset is an ImportError that says what to install."""
-    code = """import sys; sys.modules["webdataset"] = None
+@pytest.mark.parametrize(
+    ("door", "library", "hint"),
+    [("webdataset", "webdataset", "pip install webdataset"), ("huggingface", "datasets", "pip install 'datasets>=4'")],
+)
+def test_without_its_library_a_door_names_it(door: str, library: str, hint: str) -> None:
+    """A door without its library is an ImportError that says what to install."""
+    code = f"""import sys; sys.modules["{library}"] = None
 try:
-    import penstock.webdataset
+    import penstock.{door}
 except ImportError as error:
     print(type(error).__name__, error.name, error)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("ModuleNotFoundError webdataset penstock.webdataset needs the WebDataset library")
-    assert "pip install webdataset" in done.stdout
+    assert done.stdout.startswith(f"ModuleNotFoundError {library} penstock.{door} needs ")
+    assert hint in done.stdout
