@@ -12,6 +12,7 @@ import torch
 
 from penstock import compose
 from penstock.config import KIB
+from penstock.crc import sample_crc
 from penstock.errors import (
     ClosedError,
     ConfigError,
@@ -23,6 +24,7 @@ from penstock.errors import (
 from penstock.fetch import PlanItem
 from penstock.formats.safetensors import HEADER_BYTES_MAX, SafetensorsHeader, header_end, parse_header, parse_index
 from penstock.store.inflight import InFlight
+from penstock.torch.checkpoint.file_checks import FileChecks
 from penstock.torch.checkpoint.safetensors_dtypes import torch_dtype
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get
@@ -48,11 +50,12 @@ HEADS_MAX = 32
 
 
 class _OpenFile(NamedTuple):
-    """A file whose header was read: its version, and what it holds."""
+    """A file whose header was read: its version, what it holds, and the CRC-32C of everything before the tensors."""
 
     info: ObjectInfo
     url: str
     header: SafetensorsHeader
+    head_crc: int
 
 
 class _Wanted(NamedTuple):
@@ -188,7 +191,7 @@ class SafetensorsReader:
         save_id = self._index.metadata.get(SAVE_ID) if self._index is not None else None
         if save_id is not None and header.metadata.get(SAVE_ID) != save_id:
             raise CorruptShardError("the file and the index beside it were not saved together", shard=url)
-        self._files[key] = _OpenFile(info._replace(key=key), url, header)
+        self._files[key] = _OpenFile(info._replace(key=key), url, header, sample_crc(memoryview(head)[:end]))
 
     def _get(self, spans: Mapping[Key, ByteRange], *, if_match: str | None = None) -> dict[Key, Completion]:
         """Read spans of several files at once; errors are in the completions."""
@@ -316,10 +319,16 @@ class SafetensorsReader:
         }
         waiting: dict[int, tuple[str, torch.Tensor]] = {}
         requests = _requests([item for item in wanted.items() if item[0] not in tensors], waiting)
-        with self._store.read_into(requests) as filled:
+        with FileChecks(self._store) as checks, self._store.read_into(requests) as filled:
+            for file in _whole_files(wanted):
+                pieces = [(entry.start, entry.end) for entry in file.header.tensors.values() if entry.start < entry.end]
+                checks.expect(file.info, head_crc=file.head_crc, pieces=pieces)
             for index in filled:
                 name, memory = waiting.pop(index)
-                tensors[name] = memory.view(wanted[name].dtype).view(wanted[name].shape).to(place)
+                each = wanted[name]
+                checks.add(each.file.info.key, each.start, memory.numpy().data)
+                tensors[name] = memory.view(each.dtype).view(each.shape).to(place)
+            checks.check()
         return {name: tensors[name] for name in wanted}
 
     def close(self) -> None:
@@ -388,6 +397,17 @@ class TensorSlice:
             raise ValueError(f"step {step} of a slice must be at least 1")
         rest = (slice(None, None, step), *indices[1:])
         return self._read_rows(start, max(start, stop))[rest].contiguous()
+
+
+def _whole_files(wanted: Mapping[str, _Wanted]) -> list[_OpenFile]:
+    """Return the files of which every byte is wanted."""
+    files = {each.file.info.key: each.file for each in wanted.values()}
+    spans = {(each.file.info.key, each.start, each.end) for each in wanted.values()}
+    return [
+        file
+        for key, file in files.items()
+        if all((key, entry.start, entry.end) in spans for entry in file.header.tensors.values())
+    ]
 
 
 def _requests(
