@@ -14,6 +14,7 @@
     │   │   └── CredentialsError                    the credentials are wrong, expired or missing
     │   ├── ObjectChangedError                      the object was replaced between two requests
     │   ├── ObjectExistsError  (FileExistsError)    a write with if_absent found an object
+    │   ├── StoreFullError                          the bucket, its quota or the disk is full
     │   ├── SpanError          (ValueError)         the range starts at or past the end
     │   ├── ThrottledError                          503 SlowDown, 429
     │   ├── UnavailableError   (ConnectionError)    5xx, refused, reset, DNS, TLS
@@ -67,6 +68,7 @@ __all__ = [
     "ShortReadError",
     "SpanError",
     "StoreError",
+    "StoreFullError",
     "ThrottledError",
     "UnavailableError",
     "UncheckedError",
@@ -265,6 +267,13 @@ class ObjectExistsError(StoreError, FileExistsError):
     ERRNO = errno.EEXIST
 
 
+class StoreFullError(StoreError):
+    """Nothing more can be written: the bucket's quota is used up, or the store or its disk is full."""
+
+    HINT = "free some space there, or raise the quota"
+    ERRNO = errno.ENOSPC
+
+
 class SpanError(StoreError, ValueError):
     """The range starts at or past the end of the object."""
 
@@ -416,6 +425,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     CredentialsError: (errno.EACCES, 403),
     ObjectChangedError: (errno.ESTALE, 412),
     ObjectExistsError: (errno.EEXIST, 412),
+    StoreFullError: (errno.ENOSPC, 507),
     SpanError: (errno.EINVAL, 416),
     ThrottledError: (errno.EBUSY, 503),
     UnavailableError: (errno.EIO, 503),

@@ -48,6 +48,8 @@ KINDS: dict[str, str] = {
     "429": "429 TooManyRequests",
     "slow_down": "503 SlowDown as XML",
     "403": "403 AccessDenied",
+    "quota": "403 QuotaExceeded, as Ceph says it",
+    "507": "507 XMinioStorageFull, as MinIO says it",
     "expired_token": "400 ExpiredToken, as AWS says it",
     "expired_token_403": "403 ExpiredToken",
     "time_skewed": "403 RequestTimeTooSkewed with the server's Date",
@@ -134,6 +136,10 @@ STATUSES: dict[str, Callable[[Fault], Response]] = {
     "429": lambda _: error(429, "TooManyRequests"),
     "slow_down": lambda _: error(503, "SlowDown", "Please reduce your request rate."),
     "403": lambda _: error(403, "AccessDenied", "Access Denied"),
+    "quota": lambda _: error(403, "QuotaExceeded", "The bucket's quota is used up."),
+    "507": lambda _: error(
+        507, "XMinioStorageFull", "The storage backend has reached its minimum free drive threshold."
+    ),
     "expired_token": lambda _: error(400, "ExpiredToken", "The provided token has expired."),
     "expired_token_403": lambda _: error(403, "ExpiredToken", "The provided token has expired."),
     "time_skewed": lambda _: time_skewed(),

@@ -24,6 +24,7 @@ from penstock.errors import (
     ShortReadError,
     SpanError,
     StoreError,
+    StoreFullError,
     ThrottledError,
     UnavailableError,
 )
@@ -48,6 +49,7 @@ THROTTLES = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "Throttli
                        "TooManyRequests", "BandwidthLimitExceeded"})  # fmt: skip
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 _BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"})
+_FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage"})
 _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "XMinioServerNotInitialized"})
 
 _WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
@@ -239,6 +241,8 @@ def status_error(  # noqa: C901 - a table
         return AccessDeniedError(what, hint="this host's clock is wrong", **fields)
     if is_throttled(status, code):
         return ThrottledError(what, **fields)
+    if status == 507 or code in _FULL:
+        return StoreFullError(what, **fields)
     if code == "NoSuchBucket":
         return BucketMissingError(what, **fields)
     if code == "NoSuchUpload":

@@ -24,6 +24,7 @@ from penstock.errors import (
     ConfigError,
     ObjectMissingError,
     StoreError,
+    StoreFullError,
     UnavailableError,
 )
 from penstock.redaction import showable
@@ -305,8 +306,8 @@ class ThreadedStore(Store):
             reason = (
                 error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
             )
-            hint = "free some space there" if getattr(error, "errno", None) in _FULL else None
-            mapped = StoreError(reason, operation=what, url=url, hint=hint)
+            kind = StoreFullError if getattr(error, "errno", None) in _FULL else StoreError
+            mapped = kind(reason, operation=what, url=url)
             if isinstance(error, OSError) and error.errno is not None:
                 mapped.errno = error.errno
         if mapped is not error and showable(error):
