@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-ray test-fsspec test-mosaicml test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -151,6 +151,9 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 
 test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for PyTorch and penstock in its place, side by side, in an environment of its own
 	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q
+
+test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 1, 2 and 4 ranks, at many random moments
+	$(BIN)/python -m pytest tests/integration/checkpoints -q -m heavy
 
 test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
 	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy

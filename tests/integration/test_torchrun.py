@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +14,7 @@ from loading import write_counted
 from pages import write_pictures
 from penstock.index import beside, build
 from penstock.sources.shards import ShardFinder
+from ranks import torchrun
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer
@@ -27,21 +25,6 @@ pytestmark = [pytest.mark.server, pytest.mark.torch]
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "tensor_parallel.py"
 SIZES = (9, 4, 7, 5, 6)
-
-
-def torchrun(processes: int, script: Path, *arguments: str, environment: dict[str, str] | None = None) -> str:
-    """Run `script` in that many processes; what they printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [*command, str(script), *arguments],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def epochs_of(tmp_path: Path, processes: int, *, tensor_parallel: int, door: str) -> list[list[list[list[int]]]]:

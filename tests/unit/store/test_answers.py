@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from penstock.errors import ThrottledError
+from penstock.errors import StoreFullError, ThrottledError
 from penstock.store.answers import THROTTLES, is_throttled, status_error
 
 STATUSES = range(300, 600)
@@ -17,3 +19,14 @@ def test_an_answer_that_shrinks_the_window_is_a_throttled_error(code: str | None
     for status in STATUSES:
         is_error = isinstance(status_error(status, {}, code, None), ThrottledError)
         assert is_error == is_throttled(status, code), (status, code)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(403, "QuotaExceeded"), (507, None), (507, "XMinioStorageFull"), (400, "XMinioAdminBucketQuotaExceeded")],
+)
+def test_a_full_bucket(status: int, code: str | None) -> None:
+    """A bucket without room is an error of its own, which trying again does not mend, with the errno of a full disk."""
+    error = status_error(status, {}, code, "full")
+    assert isinstance(error, StoreFullError)
+    assert (error.retryable, error.errno) == (False, errno.ENOSPC)
