@@ -7,6 +7,7 @@ it raised counts, too: ``outcome`` tells an ``S3Exception`` from Python's own cl
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -14,9 +15,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint
 
 LINES = b"".join(b"line %d\n" % number for number in range(3000))
 BIG = bytes(range(256)) * 80_000
@@ -35,6 +38,10 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
+
+    def part(self, name: str) -> Any:
+        """A subpackage, which needs packages of its own."""
+        return importlib.import_module(f"{self.module.__name__}.{name}")
 
     def keywords(self, **changes: Any) -> dict[str, Any]:
         return {"region": "us-east-1", **self.options, **changes}
@@ -508,6 +515,102 @@ def a_checkpoint_in_a_missing_bucket(lib: Library, at: Place) -> Any:
             writer.write(b"x")
 
     return outcome(lib, save), outcome(lib, lambda: checkpoint_of(lib).reader("s3://penstock-no-such-bucket/x").read())
+
+
+# ── distributed checkpoints and Lightning's ──────────────────────────────────────────────────────────────────────────
+
+
+@behaviour
+def prefixes_of_ranks(lib: Library, at: Place) -> Any:
+    dcp = lib.part("dcp")
+    round_robin = lib.part("dcp.s3_prefix_strategy" if lib.name == "connector" else "dcp").RoundRobinPrefixStrategy
+    strategies = [
+        dcp.DefaultPrefixStrategy(), dcp.BinaryPrefixStrategy(), dcp.HexPrefixStrategy(),
+        dcp.BinaryPrefixStrategy(epoch_num=3, min_prefix_length=2, prefix_count=9), dcp.BinaryPrefixStrategy(1, 4, 16),
+        dcp.HexPrefixStrategy(epoch_num=0, min_prefix_length=1, prefix_count=257), dcp.HexPrefixStrategy(prefix_count=16),
+        round_robin(["x", "y/z"]), round_robin(["x", "y", "w"], epoch_num=7),
+    ]  # fmt: skip
+    refused = [
+        lambda: dcp.HexPrefixStrategy(min_prefix_length=0), lambda: dcp.BinaryPrefixStrategy(prefix_count=0),
+        lambda: dcp.HexPrefixStrategy(epoch_num="1"), lambda: round_robin([]), lambda: dcp.HexPrefixStrategy(prefix_count=1.5),
+    ]  # fmt: skip
+    found = [[strategy(rank) for rank in (0, 1, 2, 15, 16, 255, 256, 300)] for strategy in strategies]
+    return found, [outcome(lib, call) for call in refused], isinstance(strategies[0], dcp.S3PrefixStrategyBase)
+
+
+def state_of(seed: int) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(seed)
+    return {"weights": torch.randn(300, 700, generator=made), "bias": torch.arange(seed, seed + 50), "step": seed}
+
+
+def dcp_saved(lib: Library, uri: str, state: dict[str, Any], **options: Any) -> None:
+    writer = lib.part("dcp").S3StorageWriter(path=uri, **lib.keywords(**options))
+    torch.distributed.checkpoint.save(state, storage_writer=writer, no_dist=True)
+
+
+def dcp_loaded(lib: Library, uri: str, **options: Any) -> dict[str, Any]:
+    found = {"weights": torch.zeros(300, 700), "bias": torch.zeros(50, dtype=torch.int64), "step": 0}
+    reader = lib.part("dcp").S3StorageReader(path=uri, **lib.keywords(**options))
+    torch.distributed.checkpoint.load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
+def is_same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return (
+        all(torch.equal(found[name], wanted[name]) for name in ("weights", "bias")) and found["step"] == wanted["step"]
+    )
+
+
+@behaviour
+def a_distributed_checkpoint(lib: Library, at: Place) -> Any:
+    uri, dcp, found = f"{at.uri}/dcp-{lib.name}", lib.part("dcp"), []
+    for number, options in enumerate(
+        ({}, {"thread_count": 3}, {"prefix_strategy": dcp.HexPrefixStrategy(epoch_num=2)})
+    ):
+        dcp_saved(lib, uri, state_of(number), **options)
+        found.append(is_same(dcp_loaded(lib, uri), state_of(number)))
+    make = lib.S3ReaderConstructor
+    for kind in (make.default(), make.dcp_optimized(0), make.dcp_optimized(float("inf")), make.range_based()):
+        found.append(is_same(dcp_loaded(lib, uri, reader_constructor=kind), state_of(2)))
+    at_prefix = at.client.list_objects_v2(Bucket=at.bucket, Prefix=at.key(f"dcp-{lib.name}/0000000000/epoch_2/__0_"))
+    return found, at_prefix["KeyCount"] > 0
+
+
+@behaviour
+def a_distributed_checkpoint_that_is_missing(lib: Library, at: Place) -> Any:
+    try:
+        dcp_loaded(lib, f"{at.uri}/none")
+    except BaseException as error:  # PyTorch's CheckpointException is no Exception
+        return type(error).__name__
+
+
+@behaviour
+def uris_of_distributed_checkpoints(lib: Library, at: Place) -> Any:
+    kinds = (lib.part("dcp").S3StorageWriter, lib.part("dcp").S3StorageReader)
+    return [
+        [kind.validate_checkpoint_id(uri) for uri in ("s3://b/k", "s3://b", "s3://", "/tmp/x", "")] for kind in kinds
+    ]
+
+
+@behaviour
+def checkpoints_of_lightning(lib: Library, at: Place) -> Any:
+    plugin = lib.part("lightning").S3LightningCheckpoint(**lib.keywords())
+    uri, state = f"{at.uri}/lightning-{lib.name}.ckpt", state_of(5)
+    plugin.save_checkpoint(state, uri)
+    found = [is_same(plugin.load_checkpoint(uri), state), is_same(plugin.load_checkpoint(uri, "cpu", True), state)]
+    for call in (plugin.load_checkpoint, plugin.remove_checkpoint, lambda path: plugin.save_checkpoint(state, path)):
+        found += [
+            outcome(lib, lambda call=call: call(PurePosixPath("x"))),
+            outcome(lib, lambda call=call: call("bucket/x")),
+        ]
+    plugin.remove_checkpoint(uri)
+    plugin.remove_checkpoint(uri)
+    found += [
+        at.stored(f"lightning-{lib.name}.ckpt"),
+        outcome(lib, lambda: plugin.load_checkpoint(uri)),
+        plugin.teardown(),
+    ]
+    return found
 
 
 # ── configuration ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from servers.gateway import wait_until
 from servers.leaks import children, threads
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch.distributed.checkpoint")
 s3torchconnector = pytest.importorskip("penstock.compat.s3torchconnector")
 pytestmark = [pytest.mark.server, pytest.mark.torch]
 
@@ -159,6 +160,23 @@ def test_a_checkpoint_is_loaded_by_either_reader(prefix: str, constructor: Any) 
         torch.save(state, writer)
     found = torch.load(checkpoint.reader(f"{prefix}/state"), weights_only=True)
     assert torch.equal(found["weights"], state["weights"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_goes_to_the_store_and_back(prefix: str) -> None:
+    """``dcp.S3StorageWriter`` and ``S3StorageReader`` save and load a state; the files have the strategy's prefix."""
+    dcp = pytest.importorskip("penstock.compat.s3torchconnector.dcp")
+    strategy = dcp.RoundRobinPrefixStrategy(["a", "b"], epoch_num=3)
+    writer = dcp.S3StorageWriter("us-east-1", f"{prefix}/dcp", prefix_strategy=strategy, thread_count=2)
+    state = {"weights": torch.arange(200_000, dtype=torch.float32).reshape(400, 500), "bias": torch.ones(7), "step": 3}
+    torch.distributed.checkpoint.save(state, storage_writer=writer, no_dist=True)
+    found = {"weights": torch.zeros(400, 500), "bias": torch.zeros(7), "step": 0}
+    reader = dcp.S3StorageReader("us-east-1", f"{prefix}/dcp")
+    torch.distributed.checkpoint.load(found, storage_reader=reader, no_dist=True)
+    assert torch.equal(found["weights"], state["weights"])
+    assert found["step"] == 3
+    files = s3torchconnector.S3MapDataset.from_prefix(f"{prefix}/dcp/a/epoch_3/__0_", region="us-east-1")
+    assert len(files) == 2
 
 
 @pytest.fixture

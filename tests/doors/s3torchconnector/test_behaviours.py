@@ -14,7 +14,18 @@ import pytest
 import torch
 
 import connector_behaviours
-from connector_behaviours import NAMES, OBJECTS, Library, Place, map_of, stream_of
+from connector_behaviours import (
+    NAMES,
+    OBJECTS,
+    Library,
+    Place,
+    dcp_loaded,
+    dcp_saved,
+    is_same,
+    map_of,
+    state_of,
+    stream_of,
+)
 from penstock.testing.s3_server import free_ports
 from servers.faulty import FaultyServer
 
@@ -102,6 +113,15 @@ def test_when_the_rank_is_read(place: Place, libraries: Any) -> None:
     assert sorted(ours[0][0] + ours[1][0]) == sorted(name.rpartition("/")[2] for name in OBJECTS)
     assert [len(way) for way in theirs[0]] == [len(OBJECTS)] * 3
     assert ours == ranks(libraries[1], place, "after")
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["written by the connector", "written by penstock"])
+@pytest.mark.parametrize("read", [0, 1], ids=["read by the connector", "read by penstock"])
+def test_either_reads_distributed_checkpoints_of_either(written: int, read: int, place: Place, libraries: Any) -> None:
+    """A distributed checkpoint that one library wrote, the other one loads."""
+    uri = f"{place.uri}/exchanged-{written}-{read}"
+    dcp_saved(libraries[written], uri, state_of(9), thread_count=2)
+    assert is_same(dcp_loaded(libraries[read], uri), state_of(9))
 
 
 def test_a_short_body(libraries: Any) -> None:

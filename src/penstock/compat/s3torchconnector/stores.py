@@ -57,11 +57,13 @@ class BucketStores:
         """Return the store of a bucket. Cost: no request."""
         store = self._stores.get(bucket)
         if store is None:
-            made = connect(
-                f"s3://{bucket}", endpoint_url=self._endpoint_url(), region=self.region, **self.config.connect_options()
-            )
+            made = connect(f"s3://{bucket}", **self.connect_options())
             store = self._stores.setdefault(bucket, made)  # another thread may have connected meanwhile
         return store
+
+    def connect_options(self) -> dict[str, Any]:
+        """Return the arguments of ``penstock.connect`` besides the URL."""
+        return {"endpoint_url": self._endpoint_url(), "region": self.region, **self.config.connect_options()}
 
     def _endpoint_url(self) -> str | None:
         endpoint = self.endpoint or setting_endpoint_url(self.config.profile)

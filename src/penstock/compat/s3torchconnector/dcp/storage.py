@@ -1,0 +1,138 @@
+"""``S3StorageWriter`` and ``S3StorageReader``: distributed checkpoints, with the connector's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.compat.s3torchconnector.constructors import DcpOptimized, kind_of
+from penstock.compat.s3torchconnector.dcp.prefix_strategies import RankPrefixes
+from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
+from penstock.config import GIB, check_names
+from penstock.errors import ConfigError
+from penstock.torch.checkpoint import StorageReader, StorageWriter
+
+if TYPE_CHECKING:
+    from penstock.compat.s3torchconnector.constructors import ReaderConstructor
+    from penstock.compat.s3torchconnector.dcp.prefix_strategies import S3PrefixStrategyBase
+    from penstock.compat.s3torchconnector.options import S3ClientConfig
+
+IGNORED = ("single_file_per_rank", "sync_files", "per_thread_copy_ahead", "cache_staged_state_dict", "overwrite")
+"""Arguments of PyTorch's ``FileSystemWriter``. The first three say how it writes files, which is decided otherwise here;
+``async_save`` stages the state by itself; and a checkpoint is always replaced as a whole."""
+
+
+def _is_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
+    try:
+        parse_uri(os.fspath(checkpoint_id))
+    except ValueError:
+        return False
+    return True
+
+
+class S3StorageWriter(StorageWriter):
+    """Writes distributed checkpoints: ``dcp.save(state_dict, storage_writer=S3StorageWriter(region, path))``.
+
+    It is a ``penstock.torch.checkpoint.StorageWriter``: a checkpoint becomes visible at once and whole.
+
+    Args:
+        region: Region of the bucket; if it is wrong, the store's answer corrects it.
+        path: ``s3://`` URI of the checkpoint's directory.
+        s3client_config: Options of the client.
+        prefix_strategy: Chooses what the names of a rank's files begin with.
+        thread_count: Threads of each rank that write files, and number of files.
+        endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
+        **file_options: Arguments of PyTorch's ``FileSystemWriter``, which are accepted and have no effect (``IGNORED``).
+
+    Raises:
+        ConfigError: An argument is invalid, or ``overwrite`` is False.
+    """
+
+    def __init__(
+        self,
+        region: str | None,
+        path: str,
+        s3client_config: S3ClientConfig | None = None,
+        prefix_strategy: S3PrefixStrategyBase | None = None,
+        thread_count: int = 1,
+        *,
+        endpoint: str | None = None,
+        **file_options: Any,
+    ) -> None:
+        check_names("S3StorageWriter", file_options, IGNORED)
+        if not file_options.get("overwrite", True):
+            raise ConfigError(
+                "overwrite=False is not supported: an earlier checkpoint of the path remains until the new one is whole",
+                hint="save each step to a path of its own",
+            )
+        parse_uri(os.fspath(path))
+        if prefix_strategy is not None and not callable(prefix_strategy):
+            raise ConfigError(f"prefix_strategy={prefix_strategy!r} must be an S3PrefixStrategyBase")
+        stores = BucketStores(region=region, endpoint=endpoint, config=s3client_config)
+        super().__init__(
+            path,
+            thread_count=thread_count,
+            prefix_strategy=None if prefix_strategy is None else RankPrefixes(prefix_strategy),
+            **stores.connect_options(),
+        )
+        self._made_by = partial(
+            type(self), region, s3client_config=s3client_config, prefix_strategy=prefix_strategy,
+            thread_count=thread_count, endpoint=endpoint,
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made_by, (self.checkpoint_id,)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` is an ``s3://`` URI."""
+        return _is_uri(checkpoint_id)
+
+
+class S3StorageReader(StorageReader):
+    """Reads distributed checkpoints: ``dcp.load(state_dict, storage_reader=S3StorageReader(region, path))``.
+
+    It is a ``penstock.torch.checkpoint.StorageReader``, which also reads what the connector wrote.
+
+    Args:
+        region: Region of the bucket; if it is wrong, the store's answer corrects it.
+        path: ``s3://`` URI of the checkpoint's directory.
+        s3client_config: Options of the client.
+        reader_constructor: ``S3ReaderConstructor.dcp_optimized(max_gap_size=)`` sets the largest gap between two ranges that
+            are read with one request. Other constructors have no effect: the load plan says what is read.
+        endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        region: str | None,
+        path: str | os.PathLike[str],
+        s3client_config: S3ClientConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+        *,
+        endpoint: str | None = None,
+    ) -> None:
+        parse_uri(os.fspath(path))
+        options = BucketStores(region=region, endpoint=endpoint, config=s3client_config).connect_options()
+        kind = kind_of(reader_constructor)
+        if isinstance(kind, DcpOptimized):
+            gap_bytes = int(min(kind.max_gap_size, GIB))
+            options["fetch"] = dataclasses.replace(options["fetch"], gap_bytes_max=gap_bytes)
+        super().__init__(path, **options)
+        self._made_by = partial(
+            type(self), region, s3client_config=s3client_config, reader_constructor=reader_constructor,
+            endpoint=endpoint,
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made_by, (self.checkpoint_id,)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` is an ``s3://`` URI."""
+        return _is_uri(checkpoint_id)
