@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -81,6 +81,7 @@ FRAMEWORK_transformers := $(TORCH) transformers safetensors 'ministack>=1.5.20'
 FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
+FRAMEWORK_feeds := grain spdl nvidia-dali-cuda120
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
@@ -121,6 +122,9 @@ test-webdataset: .venvs/webdataset/.ready .venvs/webdataset-old/.ready  ## s3://
 
 test-huggingface: .venvs/huggingface/.ready  ## A pipeline as Hugging Face's IterableDataset, in an environment of its own
 	.venvs/huggingface/bin/python -m pytest tests/doors/huggingface -q
+
+test-feeds: .venvs/feeds/.ready  ## Grain, SPDL and DALI (on the CPU) fed by penstock, in an environment of their own
+	.venvs/feeds/bin/python -m pytest tests/doors/feeds -q
 
 test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
