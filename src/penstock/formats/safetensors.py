@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
+from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,78 +93,78 @@ class SafetensorsHeader:
     metadata: Mapping[str, str]
 
 
-def header_end(head: Buffer, *, size_bytes: int, shard: str) -> int:
+def header_end(head: Buffer, *, size_bytes: int, url: str) -> int:
     """Return the position in the file after the header.
 
     Args:
         head: At least the first 8 bytes of the file, or all of it.
         size_bytes: Size of the file in bytes.
-        shard: URL of the file, for messages.
+        url: URL of the file, for messages.
 
     Raises:
-        CorruptShardError: The file is too short, or says that its header is longer than a header may be.
+        CheckpointError: The file is too short, or says that its header is longer than a header may be.
     """
     if size_bytes < LENGTH_BYTES or len(head) < LENGTH_BYTES:
-        raise CorruptShardError(f"a file of {size_bytes} bytes is not a safetensors file", shard=shard)
+        raise CheckpointError(f"a file of {size_bytes} bytes is not a safetensors file", url=url)
     (length,) = struct.unpack_from("<Q", head)
     if length > HEADER_BYTES_MAX:
         what = f"its first 8 bytes announce a header of {length} bytes, more than {HEADER_BYTES_MAX}"
-        raise CorruptShardError(what, hint="this is probably not a safetensors file", shard=shard)
+        raise CheckpointError(what, hint="this is probably not a safetensors file", url=url)
     if LENGTH_BYTES + length > size_bytes:
         what = f"the header has {length} bytes, but the file only {size_bytes}"
-        raise CorruptShardError(what, hint="the file is cut off, or is not a safetensors file", shard=shard)
+        raise CheckpointError(what, hint="the file is cut off, or is not a safetensors file", url=url)
     return LENGTH_BYTES + int(length)
 
 
-def parse_header(head: Buffer, *, size_bytes: int, shard: str) -> SafetensorsHeader:
+def parse_header(head: Buffer, *, size_bytes: int, url: str) -> SafetensorsHeader:
     """Parse and check a header.
 
     Args:
         head: The file up to the end of its header (``header_end``), or more of it.
         size_bytes: Size of the file in bytes.
-        shard: URL of the file, for messages.
+        url: URL of the file, for messages.
 
     Raises:
-        CorruptShardError: The header is not valid, or does not fit the size of the file.
+        CheckpointError: The header is not valid, or does not fit the size of the file.
         UnsupportedFormatError: A tensor has a dtype that penstock does not read.
     """
-    data_start = header_end(head, size_bytes=size_bytes, shard=shard)
-    content = _parse_json(memoryview(head)[LENGTH_BYTES:data_start], shard=shard)
+    data_start = header_end(head, size_bytes=size_bytes, url=url)
+    content = _parse_json(memoryview(head)[LENGTH_BYTES:data_start], url=url)
     metadata = content.pop(METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CorruptShardError(f"{METADATA_KEY} of the header does not map names to texts", shard=shard)
-    entries = {name: _entry(name, fields, data_start, shard) for name, fields in content.items()}
+        raise CheckpointError(f"{METADATA_KEY} of the header does not map names to texts", url=url)
+    entries = {name: _entry(name, fields, data_start, url) for name, fields in content.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
     position = data_start
     for name, entry in ordered.items():
         if entry.start != position:
             relation = "overlaps" if entry.start < position else "does not begin at the end of"
-            raise CorruptShardError(f"the tensor {relation} the one before it", shard=shard, field=name)
+            raise CheckpointError(f"the tensor {relation} the one before it", url=url, field=name)
         position = entry.end
     if position != size_bytes:
         what = f"the tensors end at byte {position}, but the file has {size_bytes} bytes"
-        raise CorruptShardError(what, hint="the file is cut off, or something was appended to it", shard=shard)
+        raise CheckpointError(what, hint="the file is cut off, or something was appended to it", url=url)
     return SafetensorsHeader(tensors=ordered, metadata=metadata)
 
 
-def _entry(name: str, fields: Any, data_start: int, shard: str) -> TensorEntry:
+def _entry(name: str, fields: Any, data_start: int, url: str) -> TensorEntry:
     """Check one tensor of a header by itself."""
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise CorruptShardError("an entry must have a dtype, a shape and data_offsets", shard=shard, field=name)
+        raise CheckpointError("an entry must have a dtype, a shape and data_offsets", url=url, field=name)
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if dtype in _PACKED_DTYPES:
-        raise UnsupportedFormatError(f"tensors of dtype {dtype} cannot be read", shard=shard, field=name)
+        raise UnsupportedFormatError(f"tensors of dtype {dtype} cannot be read", shard=url, field=name)
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise CorruptShardError(f"there is no dtype {str(dtype)[:40]!r}", shard=shard, field=name)
+        raise CheckpointError(f"there is no dtype {str(dtype)[:40]!r}", url=url, field=name)
     if not _are_sizes(shape) or len(shape) > DIMENSIONS_MAX:
         what = f"a shape is a list of at most {DIMENSIONS_MAX} whole numbers, not {str(shape)[:80]}"
-        raise CorruptShardError(what, shard=shard, field=name)
+        raise CheckpointError(what, url=url, field=name)
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         what = f"data_offsets are a start and an end, not {str(offsets)[:80]}"
-        raise CorruptShardError(what, shard=shard, field=name)
+        raise CheckpointError(what, url=url, field=name)
     if math.prod(shape) * DTYPE_BYTES[dtype] != offsets[1] - offsets[0]:
         what = f"{dtype}{shape} does not take the {offsets[1] - offsets[0]} bytes of data_offsets"
-        raise CorruptShardError(what, shard=shard, field=name)
+        raise CheckpointError(what, url=url, field=name)
     return TensorEntry(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
@@ -172,25 +172,25 @@ def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-def _parse_json(text: Buffer, *, shard: str) -> dict[str, Any]:
+def _parse_json(text: Buffer, *, url: str) -> dict[str, Any]:
     """Parse a JSON object in which no name occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for name, value in pairs:
             if name in content:
-                raise CorruptShardError("the name occurs twice", shard=shard, field=name)
+                raise CheckpointError("the name occurs twice", url=url, field=name)
             content[name] = value
         return content
 
     try:
         content = json.loads(bytes(text), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, CorruptShardError):
+        if isinstance(error, CheckpointError):
             raise
-        raise CorruptShardError(f"the JSON cannot be parsed: {str(error)[:120]}", shard=shard) from None
+        raise CheckpointError(f"the JSON cannot be parsed: {str(error)[:120]}", url=url) from None
     if not isinstance(content, dict):
-        raise CorruptShardError("the JSON is not an object", shard=shard)
+        raise CheckpointError("the JSON is not an object", url=url)
     return content
 
 
@@ -232,27 +232,27 @@ class SafetensorsIndex:
     metadata: Mapping[str, Any]
 
 
-def parse_index(text: Buffer, *, shard: str) -> SafetensorsIndex:
+def parse_index(text: Buffer, *, url: str) -> SafetensorsIndex:
     """Parse and check the index of a directory.
 
     Args:
         text: The whole index.
-        shard: URL of the index, for messages.
+        url: URL of the index, for messages.
 
     Raises:
-        CorruptShardError: The index is not valid, is longer than ``HEADER_BYTES_MAX``, or names a file that is not in its
+        CheckpointError: The index is not valid, is longer than ``HEADER_BYTES_MAX``, or names a file that is not in its
             directory.
     """
     if len(text) > HEADER_BYTES_MAX:
-        raise CorruptShardError(f"an index of {len(text)} bytes is longer than {HEADER_BYTES_MAX}", shard=shard)
-    content = _parse_json(text, shard=shard)
+        raise CheckpointError(f"an index of {len(text)} bytes is longer than {HEADER_BYTES_MAX}", url=url)
+    content = _parse_json(text, url=url)
     files, metadata = content.get("weight_map"), content.get("metadata", {})
     if not isinstance(files, dict) or not isinstance(metadata, dict):
-        raise CorruptShardError("an index must have a weight_map", shard=shard)
+        raise CheckpointError("an index must have a weight_map", url=url)
     for name, file in files.items():
         if not isinstance(file, str) or not file or "/" in file or file in (".", "..") or not file.isprintable():
             what = f"{str(file)[:80]!r} is not the name of a file beside the index"
-            raise CorruptShardError(what, shard=shard, field=name)
+            raise CheckpointError(what, url=url, field=name)
     return SafetensorsIndex(files=files, metadata=metadata)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, CorruptShardError, DataError, UnsupportedFormatError
+from penstock.errors import CheckpointError, ConfigError, DataError, UnsupportedFormatError
 from penstock.formats import safetensors
 from penstock.formats.safetensors import (
     SafetensorsIndex,
@@ -37,7 +37,7 @@ def test_a_header_comes_back() -> None:
     tensors = [("b", "F64", (2, 3)), ("ä", "BF16", ()), ("none", "I8", (0, 4)), ("c", "BOOL", (7,))]
     head = encode_header(tensors, {"format": "pt"})
     assert len(head) % 8 == 0
-    header = parse_header(head, size_bytes=len(head) + 48 + 2 + 7, shard=URL)
+    header = parse_header(head, size_bytes=len(head) + 48 + 2 + 7, url=URL)
     start = len(head)
     assert header.metadata == {"format": "pt"}
     assert header.tensors == {
@@ -89,16 +89,16 @@ def test_a_header_comes_back() -> None:
 )
 def test_a_bad_header_is_refused(file: bytes, message: str) -> None:
     """Each violation of the format is an error that names the file, before anything is allocated."""
-    with pytest.raises(CorruptShardError, match=message) as caught:
-        parse_header(file, size_bytes=len(file), shard=URL)
-    assert caught.value.shard == URL
+    with pytest.raises(CheckpointError, match=message) as caught:
+        parse_header(file, size_bytes=len(file), url=URL)
+    assert caught.value.url == URL
 
 
 def test_dtypes_that_cannot_be_read_are_no_damage() -> None:
     """Elements shorter than a byte are a valid part of the format, and an error of their own."""
     file = with_header({"w": entry("F4", (16,), (0, 8))})
     with pytest.raises(UnsupportedFormatError, match="F4"):
-        parse_header(file, size_bytes=len(file), shard=URL)
+        parse_header(file, size_bytes=len(file), url=URL)
 
 
 @given(st.data())
@@ -109,7 +109,7 @@ def test_damage_is_never_anything_but_an_error(data: st.DataObject) -> None:
         file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
     del file[data.draw(st.integers(0, len(file))) :]
     try:
-        header = parse_header(bytes(file), size_bytes=len(file), shard=URL)
+        header = parse_header(bytes(file), size_bytes=len(file), url=URL)
     except DataError:
         return
     spans = [(entry.start, entry.end) for entry in header.tensors.values()]
@@ -120,7 +120,7 @@ def test_damage_is_never_anything_but_an_error(data: st.DataObject) -> None:
 def test_an_index_comes_back() -> None:
     """What encode_index writes, parse_index reads."""
     index = SafetensorsIndex(files={"a": "model-1.safetensors", "b": "model-2.safetensors"}, metadata={"total_size": 7})
-    assert parse_index(encode_index(index), shard=URL) == index
+    assert parse_index(encode_index(index), url=URL) == index
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_an_index_comes_back() -> None:
 )
 def test_a_bad_index_is_refused(content: bytes, message: str) -> None:
     """An index that is damaged, or that leads out of its directory, is an error that names it."""
-    with pytest.raises(CorruptShardError, match=message):
-        parse_index(content, shard=URL)
+    with pytest.raises(CheckpointError, match=message):
+        parse_index(content, url=URL)
 
 
 def test_headers_and_indexes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,5 +150,5 @@ def test_headers_and_indexes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         encode_header([("w" * 100, "U8", (1,))])
     with pytest.raises(ConfigError, match=r"index of .* more than 100"):
         encode_index(SafetensorsIndex(files={"w" * 100: "f"}, metadata={}))
-    with pytest.raises(CorruptShardError, match="longer than 100"):
-        parse_index(b" " * 101, shard=URL)
+    with pytest.raises(CheckpointError, match="longer than 100"):
+        parse_index(b" " * 101, url=URL)

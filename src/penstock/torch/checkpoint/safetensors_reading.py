@@ -14,10 +14,9 @@ from penstock import compose
 from penstock.config import KIB
 from penstock.crc import sample_crc
 from penstock.errors import (
+    CheckpointError,
     ClosedError,
     ConfigError,
-    CorruptShardError,
-    FieldMissingError,
     ObjectMissingError,
     SpanError,
 )
@@ -80,7 +79,7 @@ def open_safetensors(url: str | os.PathLike[str], **options: Any) -> Safetensors
     Raises:
         ConfigError: The URL or an option is not valid.
         ObjectMissingError: There is no such checkpoint.
-        CorruptShardError: A header or the index is not valid; the message names the file.
+        CheckpointError: A header or the index is not valid; the message names the file.
 
     Cost: One request for the first 256 KiB of a file, or one for an index; a second one if a header is longer.
     """
@@ -116,8 +115,8 @@ def load_safetensors(
     Raises:
         ConfigError: The URL or an option is not valid.
         ObjectMissingError: There is no such checkpoint, or a file that its index names is missing.
-        CorruptShardError: A header or the index is not valid; the message names the file. No tensor is returned.
-        FieldMissingError: There is no tensor of one of the `names`.
+        CheckpointError: A header or the index is not valid, or there is no tensor of one of the `names`; the message names the
+            file. No tensor is returned.
         ObjectChangedError: A file was replaced while it was read.
 
     Cost: One request per file for its header, then one per 8 MiB, in parallel; neighbouring small tensors are read by one
@@ -170,7 +169,7 @@ class SafetensorsReader:
     def _read_index(self, key: Key, completion: Completion) -> None:
         self.url = self._store.describe(key)
         text, _ = _body_of(completion, self.url)
-        self._index = parse_index(text, shard=self.url)
+        self._index = parse_index(text, url=self.url)
 
     def _open_files(self, keys: Iterable[Key]) -> None:
         """Read the headers of those files that were not opened yet."""
@@ -183,14 +182,14 @@ class SafetensorsReader:
     def _add_file(self, key: Key, completion: Completion) -> None:
         url = self._store.describe(key)
         head, info = _body_of(completion, url)
-        end = header_end(head, size_bytes=info.size_bytes, shard=url)
+        end = header_end(head, size_bytes=info.size_bytes, url=url)
         if len(head) < end:
             rest = self._get({key: ByteRange(len(head), end)}, if_match=info.etag)[key]
             head = memoryview(b"".join((head, _body_of(rest, url)[0])))
-        header = parse_header(head, size_bytes=info.size_bytes, shard=url)
+        header = parse_header(head, size_bytes=info.size_bytes, url=url)
         save_id = self._index.metadata.get(SAVE_ID) if self._index is not None else None
         if save_id is not None and header.metadata.get(SAVE_ID) != save_id:
-            raise CorruptShardError("the file and the index beside it were not saved together", shard=url)
+            raise CheckpointError("the file and the index beside it were not saved together", url=url)
         self._files[key] = _OpenFile(info._replace(key=key), url, header, sample_crc(memoryview(head)[:end]))
 
     def _get(self, spans: Mapping[Key, ByteRange], *, if_match: str | None = None) -> dict[Key, Completion]:
@@ -227,14 +226,14 @@ class SafetensorsReader:
             elif name in self._index.files:
                 keys[name] = self._folder + self._index.files[name]
             else:
-                raise FieldMissingError("there is no such tensor", shard=self.url, field=name)
+                raise CheckpointError("there is no such tensor", url=self.url, field=name)
         self._open_files(keys.values())
         found = {}
         for name, key in keys.items():
             file = self._files[key]
             if name not in file.header.tensors:
                 named = "" if self._index is None else f", although {self.url} says so"
-                raise FieldMissingError(f"there is no such tensor in the file{named}", shard=file.url, field=name)
+                raise CheckpointError(f"there is no such tensor in the file{named}", url=file.url, field=name)
             found[name] = file, file.header.tensors[name]
         return found
 
@@ -254,8 +253,7 @@ class SafetensorsReader:
 
         Raises:
             ConfigError: `names` is one text, or `device` is not a device.
-            FieldMissingError: There is no tensor of one of the `names`.
-            CorruptShardError: The header of a file is not valid.
+            CheckpointError: The header of a file is not valid, or there is no tensor of one of the `names`.
             StoreError: Reading failed; no tensor is returned.
 
         Cost: As ``load_safetensors``; headers that were read before are not read again.
@@ -276,7 +274,7 @@ class SafetensorsReader:
         """Read one tensor; ``load`` reads many at once.
 
         Raises:
-            FieldMissingError: There is no tensor of this name.
+            CheckpointError: There is no tensor of this name.
             StoreError: Reading failed.
 
         Cost: One request per 8 MiB, in parallel.
@@ -287,7 +285,7 @@ class SafetensorsReader:
         """Return a tensor of which only a part is to be read: ``reader.get_slice("weight")[2:4, :8]``.
 
         Raises:
-            FieldMissingError: There is no tensor of this name.
+            CheckpointError: There is no tensor of this name.
 
         Cost: No request if the file's header was read before.
         """
@@ -436,10 +434,10 @@ def _body_of(completion: Completion, url: str) -> tuple[memoryview, ObjectInfo]:
 
     Raises:
         StoreError: Reading failed.
-        CorruptShardError: The object is empty.
+        CheckpointError: The object is empty.
     """
     if isinstance(completion.error, SpanError):
-        raise CorruptShardError("the file is empty", shard=url)
+        raise CheckpointError("the file is empty", url=url)
     if completion.error is not None:
         raise completion.error
     assert completion.info is not None  # every successful Get has one

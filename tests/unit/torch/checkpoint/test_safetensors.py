@@ -10,10 +10,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import (
+    CheckpointError,
     ClosedError,
     ConfigError,
-    CorruptShardError,
-    FieldMissingError,
     ObjectMissingError,
     StoreError,
 )
@@ -89,7 +88,7 @@ def test_some_tensors_are_chosen(tmp_path: Path, state: dict[str, Any]) -> None:
         name for name in state if name.startswith("F8_E4")
     }
     assert load_safetensors(f"{tmp_path}/model/", names=[]) == {}
-    with pytest.raises(FieldMissingError, match=r"no such tensor.*'none'"):
+    with pytest.raises(CheckpointError, match=r"no such tensor.*'none'"):
         load_safetensors(f"{tmp_path}/model/", names=["scalar", "none"])
     with pytest.raises(ConfigError, match="names=\\['scalar'\\]"):
         load_safetensors(f"{tmp_path}/model/", names="scalar")
@@ -216,7 +215,7 @@ def test_files_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
         save_safetensors({"v": torch.ones(9), "w": torch.ones(9)}, f"{tmp_path}/{folder}/", shard_bytes_max=36)
     name = "model-00002-of-00002.safetensors"
     (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-    with pytest.raises(CorruptShardError, match=f"not saved together.*{name}"):
+    with pytest.raises(CheckpointError, match=f"a/{name}: .*not saved together"):
         load_safetensors(f"{tmp_path}/a/")
 
 
@@ -226,7 +225,7 @@ def test_an_index_that_lies_is_an_error(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {"v": "x.safetensors", "w": "x.safetensors"}}
     (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
     assert list(load_safetensors(tmp_path / "m.safetensors.index.json", names=["v"])) == ["v"]
-    with pytest.raises(FieldMissingError, match=r"m\.safetensors\.index\.json says so.*x\.safetensors.*'w'"):
+    with pytest.raises(CheckpointError, match=r"/x\.safetensors: .*m\.safetensors\.index\.json says so.*'w'"):
         load_safetensors(tmp_path / "m.safetensors.index.json")
 
 
@@ -236,7 +235,7 @@ def test_a_cut_file_is_an_error(tmp_path: Path, size_bytes: int) -> None:
     save_safetensors({"v": torch.ones(9), "w": torch.ones(1000)}, tmp_path / "m.safetensors")
     whole = (tmp_path / "m.safetensors").read_bytes()
     (tmp_path / "m.safetensors").write_bytes(whole[:size_bytes])
-    with pytest.raises(CorruptShardError, match=r"m\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"m\.safetensors"):
         load_safetensors(tmp_path / "m.safetensors", names=["v"])
 
 
