@@ -69,6 +69,7 @@ class Origin:
         rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
         total_bytes_per_s: Bandwidth of all connections together; 0 is unlimited.
         error_503: Share of requests that are answered 503 SlowDown.
+        lists_writes: Whether listings also have the names and sizes of what clients write, whose bytes are dropped.
         tls: Serve https with a certificate of its own authority, `ca_path`.
         workers: nginx processes; more than one only where a client is to be faster than one of them.
         log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES"; complete when the origin has ended.
@@ -85,6 +86,7 @@ class Origin:
         rate_bytes_per_s: int = 0,
         total_bytes_per_s: int = 0,
         error_503: float = 0.0,
+        lists_writes: bool = False,
         tls: bool = False,
         workers: int = 1,
         log: Path | None = None,
@@ -95,6 +97,7 @@ class Origin:
         self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
         self.rate_bytes_per_s, self.total_bytes_per_s = rate_bytes_per_s, total_bytes_per_s
         self.error_503, self.tls = error_503, tls
+        self.lists_writes = lists_writes
         self.workers = workers
         self.log = log
         self.port = 0
@@ -231,6 +234,7 @@ class Origin:
             ttfb_s=self.ttfb_ms / 1000,
             ttfb_sigma=self.ttfb_sigma,
             error_503=self.error_503,
+            lists_writes="true" if self.lists_writes else "false",
         )
 
     def _ready(self) -> bool:

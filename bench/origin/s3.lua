@@ -2,16 +2,20 @@
 -- GET and HEAD of objects fall through to nginx's static files, which know ranges and conditions.
 local s3 = { buckets = {} }
 
+local function tail(size, etag)
+  return "</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;" .. etag .. "&quot;</ETag><Size>" .. size
+    .. "</Size><StorageClass>STANDARD</StorageClass></Contents>"
+end
+
 -- One bucket is {keys = {sorted}, tails = {xml}}, from a file of lines "key<TAB>size<TAB>etag" in byte order (LuaJIT compares bytes too).
-function s3.load(folder, ttfb_s, ttfb_sigma, error_503)
-  s3.ttfb_s, s3.ttfb_sigma, s3.error_503 = ttfb_s, ttfb_sigma, error_503
+function s3.load(folder, ttfb_s, ttfb_sigma, error_503, lists_writes)
+  s3.ttfb_s, s3.ttfb_sigma, s3.error_503, s3.lists_writes = ttfb_s, ttfb_sigma, error_503, lists_writes
   for name in io.lines(folder .. "/buckets") do
     local keys, tails = {}, {}
     for line in io.lines(folder .. "/" .. name .. ".tsv") do
       local key, size, etag = line:match("^(.-)\t(%d+)\t(.+)$")
       keys[#keys + 1] = key
-      tails[#tails + 1] = "</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;" .. etag .. "&quot;</ETag><Size>" .. size
-        .. "</Size><StorageClass>STANDARD</StorageClass></Contents>"
+      tails[#tails + 1] = tail(size, etag)
     end
     s3.buckets[name] = { keys = keys, tails = tails }
   end
@@ -123,22 +127,50 @@ local function delay()
   ngx.sleep(seconds)
 end
 
+-- With lists_writes, names and sizes of what was written are listed and told to a HEAD, without their bytes, which are dropped.
+local sent = {} -- upload id -> bytes
+local written = {} -- uri -> bytes
+local function note(name, key, size)
+  local bucket = s3.lists_writes and s3.buckets[name]
+  if not bucket then return end
+  local index = lower_bound(bucket.keys, key)
+  if bucket.keys[index] == key then
+    table.remove(bucket.keys, index)
+    table.remove(bucket.tails, index)
+  end
+  written["/" .. name .. "/" .. key] = size
+  if size then
+    table.insert(bucket.keys, index, key)
+    table.insert(bucket.tails, index, tail(size, "d41d8cd98f00b204e9800998ecf8427e"))
+  end
+end
+
 local EMPTY_ETAG = '"d41d8cd98f00b204e9800998ecf8427e"'
 local function accept_write(method)
   ngx.req.read_body()
+  local args = ngx.req.get_uri_args()
+  local bucket, key = ngx.var.uri:match("^/([^/]+)/?(.*)$")
   if method == "PUT" then
+    local size = tonumber(ngx.var.http_x_amz_decoded_content_length or ngx.var.http_content_length) or 0
+    if args.uploadId then sent[args.uploadId] = (sent[args.uploadId] or 0) + size else note(bucket, key, size) end
     ngx.header["ETag"] = EMPTY_ETAG
+    if ngx.var.http_x_amz_copy_source then
+      ngx.header["Content-Type"] = "application/xml"
+      ngx.print("<CopyObjectResult><ETag>", s3.xml(EMPTY_ETAG), "</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></CopyObjectResult>")
+      return ngx.exit(200)
+    end
     ngx.header["Content-Length"] = 0
     return ngx.exit(200)
   elseif method == "DELETE" then
+    note(bucket, key, nil)
     return ngx.exit(204)
   end
-  local args = ngx.req.get_uri_args()
-  local bucket, key = ngx.var.uri:match("^/([^/]+)/?(.*)$")
   ngx.header["Content-Type"] = "application/xml"
   if args.uploads then
     ngx.print("<InitiateMultipartUploadResult><Bucket>", bucket, "</Bucket><Key>", s3.xml(key), "</Key><UploadId>", ngx.var.request_id, "</UploadId></InitiateMultipartUploadResult>")
   elseif args.uploadId then
+    note(bucket, key, sent[args.uploadId] or 0)
+    sent[args.uploadId] = nil
     ngx.print("<CompleteMultipartUploadResult><Bucket>", bucket, "</Bucket><Key>", s3.xml(key), "</Key><ETag>", s3.xml(EMPTY_ETAG), "</ETag></CompleteMultipartUploadResult>")
   else
     ngx.print("<DeleteResult/>")
@@ -153,6 +185,11 @@ function s3.answer()
   local method = ngx.req.get_method()
   if method ~= "GET" and method ~= "HEAD" then return accept_write(method) end
   local uri = ngx.var.uri
+  if method == "HEAD" and written[uri] then
+    ngx.header["ETag"], ngx.header["Content-Length"] = EMPTY_ETAG, written[uri]
+    ngx.header["Last-Modified"] = "Thu, 01 Jan 2026 00:00:00 GMT"
+    return ngx.exit(200)
+  end
   local slash = uri:find("/", 2, true) or #uri
   if slash < #uri then return end
   local bucket = uri:match("^/([^/]+)/?$") or ""

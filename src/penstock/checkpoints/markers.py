@@ -155,7 +155,7 @@ def read_markers(store: Store, listed: Iterable[ObjectInfo]) -> list[SaveMarker]
     for save_id, info in infos.items():
         renewed_s = info.last_modified_s or newest_s
         try:
-            holder = _decoded(bytes(store.read(info.key).data[:MARKER_BYTES_MAX]))
+            holder = _decoded(bytes(store.read(info.key).data)) if info.size_bytes <= MARKER_BYTES_MAX else {}
         except ObjectMissingError:  # that save has just ended
             continue
         over = _is_over(save_id, holder, here) or newest_s - renewed_s > LEASE_S

@@ -294,7 +294,8 @@ def test_leases(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_markers_that_cannot_be_read(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """A marker without a directory never lets anything be removed."""
-    run.store.write(layout.saving_name("0123456789ab"), b"\xff not JSON")
+    for number, contents in enumerate((b"\xff not JSON", b"", b"[]", b'{"directory": 7}', b"{}" * 100_000)):
+        run.store.write(layout.saving_name(f"0123456789a{number}"), contents)
     monkeypatch.setattr("penstock.checkpoints.markers.time.time", lambda: 1e12)
     assert run.remove_debris() == []
 

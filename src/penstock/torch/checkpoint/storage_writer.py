@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 THREADS_MAX = 64
 FILES_PER_RANK_MAX = 1024
 
+_written: set[str] = set()  # IDs of the saves for which this process has written data; 12 characters each
+
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
@@ -216,10 +218,16 @@ class StorageWriter(TorchStorageWriter):
             A future that is done.
 
         Raises:
-            ConfigError: A tensor has no data.
+            ConfigError: A tensor has no data, or the planner reuses the plan of an earlier save.
             StoreError: The store failed. The files of the other threads are dropped as well.
         """
         naming: _Naming = plan.storage_data
+        if naming.save_id in _written:
+            raise ConfigError(
+                "the planner gave this rank the plan of an earlier save, whose files must not be written again",
+                hint="leave enable_plan_caching=True out of the planner",
+            )
+        _written.add(naming.save_id)
         self._save_id = naming.save_id
         store = self._open_store()
         files = [items for items in _divided(plan.items, self._files_per_rank) if items]

@@ -15,9 +15,14 @@ import torch.distributed.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,
+)
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
 
 import penstock as ps
 from penstock.checkpoints import Checkpoints
@@ -34,7 +39,7 @@ from penstock.torch.checkpoint.metadata import decode_metadata
 
 dcp: Any = torch.distributed.checkpoint  # it exports nothing, as far as mypy can see
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool,
@@ -451,6 +456,24 @@ def test_with_an_older_pytorch(saved: str) -> None:
     rewrite(data_file(saved), flip)
     with pytest.raises(CheckpointException, match=r"damaged: the bytes of 'model.weight'"):
         load(saved)
+
+
+def test_a_planner_that_reuses_plans(tmp_path: Path) -> None:
+    """A planner that hands out the plan of an earlier save is refused, because that plan names the earlier save's files."""
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    dcp.save(state(), storage_writer=StorageWriter(tmp_path / "a"), planner=planner)
+    with pytest.raises(CheckpointException, match="leave enable_plan_caching=True out"):
+        dcp.save(state(), storage_writer=StorageWriter(tmp_path / "b"), planner=planner)
+    assert equal(load(f"{tmp_path}/a"), state())
+
+
+def test_all_of_a_checkpoint_without_a_model(saved: str, tmp_path: Path) -> None:
+    """What reads a checkpoint without knowing what is in it, as PyTorch's converter does, gets all of it."""
+    found: dict[str, Any] = {}
+    _load_state_dict(found, StorageReader(saved), no_dist=True, planner=_EmptyStateDictLoadPlanner())
+    assert equal(found, state())
+    keys = _load_state_dict_from_keys({"model", "step"}, storage_reader=StorageReader(saved))
+    assert equal(keys, {name: state()[name] for name in ("model", "step")})
 
 
 def test_public_names() -> None:
