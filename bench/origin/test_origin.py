@@ -126,3 +126,25 @@ def test_it_ends_with_its_block(tmp_path: Path) -> None:
     pid, folder = seen
     assert not Path("/proc", str(pid)).exists()
     assert not folder.exists()
+
+
+def test_what_is_written_is_listed(tmp_path: Path) -> None:
+    """With lists_writes, names and sizes of objects, of uploads in parts and of copies are listed, until they are deleted."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "m").write_bytes(b"there")
+    with Origin(tmp_path, lists_writes=True) as origin:
+        client = client_of(origin)
+        client.put_object(Bucket="bucket", Key="a", Body=b"x" * 7)
+        upload = client.create_multipart_upload(Bucket="bucket", Key="z")["UploadId"]
+        for number in (1, 2):
+            client.upload_part(Bucket="bucket", Key="z", UploadId=upload, PartNumber=number, Body=b"x" * 10)
+        client.complete_multipart_upload(Bucket="bucket", Key="z", UploadId=upload)
+
+        def listed() -> dict[str, int]:
+            return {item["Key"]: item["Size"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]}
+
+        assert listed() == {"a": 7, "m": 5, "z": 20}
+        assert client.head_object(Bucket="bucket", Key="z")["ContentLength"] == 20
+        client.delete_object(Bucket="bucket", Key="a")
+        assert listed() == {"m": 5, "z": 20}
+        client.close()

@@ -190,6 +190,8 @@ def committed_manifest(store: Store, prefix: str, present: Mapping[str, ObjectIn
             manifest = read_manifest(store, prefix, save_id)
             if (manifest.metadata_bytes, manifest.metadata_crc32c) == (len(metadata), crc):
                 return manifest
+    if any(name.endswith(layout.DATA_SUFFIX) and layout.save_of_data(name) is None for name in present):
+        return None  # another writer has replaced the checkpoint that the manifests are of
     url = store.describe(prefix + layout.COMMIT_MARKER)
     raise CheckpointError("the file is damaged, or of another save: no manifest matches it", url=url, hint=_HINT)
 

@@ -91,9 +91,13 @@ def _started(process_id: int) -> str | None:
 
 def write_marker(store: Store, save_id: str, directory: str) -> None:
     """Write the marker of a save of this process, or renew it. Cost: one request."""
-    _running.add(save_id)
     body = {"penstock_save": 1, "directory": directory, **_this_process()}
     store.write(layout.saving_name(save_id), json.dumps(body).encode())
+
+
+def remember(save_id: str) -> None:
+    """Note that a save of this process runs, so that its files stay."""
+    _running.add(save_id)
 
 
 def forget(save_id: str) -> None:

@@ -52,6 +52,7 @@ class CheckpointSave:
         self._step = layout.step_of(directory) if step is None else layout.check_step(step)
         self._store, self._directory, self._world_size = store, directory, world_size
         self._open = True
+        markers.remember(self.save_id)
         try:
             markers.write_marker(store, self.save_id, directory)
         except BaseException:

@@ -192,6 +192,16 @@ def test_checkpoints_of_other_writers(run: Checkpoints) -> None:
     assert [(info.name, info.step) for info in run.all()] == [("step-0000000004/", 4), ("epoch/", None)]
 
 
+def test_another_writer_replaces(run: Checkpoints) -> None:
+    """If another writer commits in the same directory, its checkpoint counts, as unchecked, and the next save replaces it."""
+    save(run, 4)
+    run.store.write("step-0000000004/__0_0.distcp", b"data")
+    run.store.write("step-0000000004/.metadata", b"theirs")
+    assert (run.inspect(4).status, run.inspect(4).problem) == ("unchecked", None)
+    save(run, 4)
+    assert run.inspect(4).status == "whole"
+
+
 def test_a_save_into_the_same_directory_replaces(run: Checkpoints) -> None:
     """Until the commit the earlier checkpoint is whole, and afterwards nothing is left of it."""
     save(run, 5, b"first")

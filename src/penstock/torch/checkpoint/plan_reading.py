@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock.config import MIB
 from penstock.crc import crc32c
-from penstock.errors import CheckpointError, UnsupportedFormatError
+from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
 from penstock.torch.checkpoint.items import is_plain, tensor_bytes
 from penstock.types import ByteRange
 
@@ -188,11 +188,16 @@ class PlanReader:
         return take
 
     def _copy(self, item: ReadItem, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._check_size(item, target, source.size())
+        self._check_target(item, target, source.size())
         target.copy_(source)
         self._planner.commit_tensor(item, target)
 
-    def _check_size(self, item: ReadItem, target: torch.Tensor, size: Sequence[int]) -> None:
+    def _check_target(self, item: ReadItem, target: torch.Tensor, size: Sequence[int]) -> None:
+        if target.is_meta:
+            raise ConfigError(
+                f"{item.storage_index.fqn!r} is a tensor on the meta device, which nothing can be loaded into",
+                hint="materialise the model first, for example by model.to_empty(device=...)",
+            )
         if tuple(target.size()) != tuple(size):
             name = item.storage_index.fqn
             raise CheckpointError(
@@ -204,7 +209,7 @@ class PlanReader:
         """Divide a box of a saved tensor into ranges."""
         dtype, sizes = self._saved(item.storage_index, file, stored)
         target = self._planner.resolve_tensor(item).detach()
-        self._check_size(item, target, item.lengths)
+        self._check_target(item, target, item.lengths)
         if not target.numel():
             self._planner.commit_tensor(item, target)
             return

@@ -316,17 +316,29 @@ def test_without_collectives(url: str) -> None:
     [
         (lambda target: target["model"].update(other=values(3)), "Missing key in checkpoint state_dict: model.other"),
         (lambda target: target["model"].update(bias=values(31)), "Size mismatch .* for model.bias"),
-        (lambda target: target.update(step=values(1)), "step"),
+        (lambda target: target["model"].update(weight="text"), "Invalid checkpoint metadata for model.weight"),
     ],
 )
 def test_a_checkpoint_of_another_model(saved: str, change: Any, message: str) -> None:
     """A missing key and another size are errors that name the key, before anything is loaded."""
     target = empty_state()
     change(target)
-    if "Missing" in message or "Size" in message:
-        with pytest.raises(CheckpointException, match=message):
-            dcp.load(target, storage_reader=StorageReader(saved))
-        assert not target["model"]["weight"].any()
+    with pytest.raises(CheckpointException, match=message):
+        dcp.load(target, storage_reader=StorageReader(saved))
+    assert equal(target["dtypes"], empty_state()["dtypes"])
+
+
+@pytest.mark.parametrize("size", [(4,), (3, 1)])
+def test_a_destination_that_does_not_fit(saved: str, size: tuple[int, ...]) -> None:
+    """A destination of another size, or without memory, is an error that names the tensor, and not a load of nothing."""
+    reader = StorageReader(saved)
+    reader.set_up_storage_reader(reader.read_metadata(), True)
+    index = MetadataIndex("list.1.y", [0])
+    plan = LoadPlan([ReadItem(LoadItemType.TENSOR, index, torch.Size([0]), index, torch.Size([0]), torch.Size([1]))])
+    with pytest.raises(CheckpointError, match=r"'list\.1\.y' has the size \(1,\) in the checkpoint"):
+        reader.read_data(plan, BoxPlanner(torch.zeros(size)))
+    with pytest.raises(ConfigError, match=r"'list\.1\.y' is a tensor on the meta device"):
+        reader.read_data(plan, BoxPlanner(torch.zeros(1, device="meta")))
 
 
 def data_file(url: str) -> Path:
