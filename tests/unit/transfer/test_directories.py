@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,40 @@ def test_an_upload_that_fails_leaves_nothing_that_loads(tmp_path: Path, monkeypa
         assert recorder.failed_names == ["model-00002-of-00002.safetensors"]
         ps.upload_directory(tmp_path / "a", "memory://directories-failing")
         assert objects(store) == FILES
+
+
+def test_an_upload_that_is_killed_never_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever operation is the last one: if the files that lead to others are there, all of one directory is there."""
+    old, new = ({**FILES, "config.json": version, "empty": version} for version in (b"old", b"new"))
+    write_files(tmp_path / "old", old)
+    write_files(tmp_path / "new", new)
+    real, left = MemoryStore.submit, 0
+
+    def submit(self: MemoryStore, operation: Any, sink: Any) -> Any:
+        nonlocal left
+        if isinstance(operation, Put | Delete):
+            left -= 1
+            if left < 0:
+                raise StoreError("the process is gone", url=self.describe(""))
+        return real(self, operation, sink)
+
+    found = []
+    with ps.connect("memory://directories-killed") as store:
+        for operations in range(100):
+            ps.upload_directory(tmp_path / "old", "memory://directories-killed", delete=True)
+            left = operations
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryStore, "submit", submit)
+                with contextlib.suppress(StoreError):
+                    ps.upload_directory(tmp_path / "new", "memory://directories-killed")
+            stored = objects(store)
+            found.append(stored)
+            if left > 0:
+                break
+    assert all(stored in (old, new) for stored in found if set(stored) >= LAST)
+    assert found[0] == old
+    assert found[-1] == new
+    assert len(found) > 5
 
 
 def test_a_download_that_fails_leaves_nothing_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.memory import MemoryStore
-from penstock.types import Put
+from penstock.types import Delete, Put
 
 torch = pytest.importorskip("torch")
 from penstock.torch.checkpoint import (  # noqa: E402 - imports torch
@@ -198,6 +199,41 @@ def test_a_failed_save_leaves_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -
         save_safetensors(states[1], url, shard_bytes_max=40)
         assert_same(load_safetensors(url), states[1])
         assert len(list(store.list())) == 4
+
+
+@pytest.mark.parametrize("later", [None, 40, 60])
+@pytest.mark.parametrize("earlier", [None, 40])
+def test_a_save_that_is_killed_leaves_one_of_both(
+    monkeypatch: pytest.MonkeyPatch, earlier: int | None, later: int | None
+) -> None:
+    """Whichever operation is the last one before a kill, what loads is all of the earlier state or all of the new one."""
+    real, left = MemoryStore.submit, 0
+    states = [{name: torch.full((10,), value) for name in "abc"} for value in (1.0, 2.0)]
+    url = f"memory://safetensors-killed-{earlier}-{later}/m/"
+
+    def submit(self: MemoryStore, operation: Any, sink: Any) -> Any:
+        nonlocal left
+        if isinstance(operation, Put | Delete):
+            left -= 1
+            if left < 0:  # as after kill -9, nothing is cleaned up either
+                raise StoreError("the process is gone", url=self.describe(""))
+        return real(self, operation, sink)
+
+    loaded = []
+    for operations in range(100):
+        save_safetensors(states[0], url, shard_bytes_max=earlier)
+        left = operations
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "submit", submit)
+            with contextlib.suppress(StoreError):
+                save_safetensors(states[1], url, shard_bytes_max=later)
+        found = load_safetensors(url)
+        loaded.append(int(found["a"][0]))
+        assert_same(found, states[loaded[-1] - 1])
+        if left > 0:  # nothing was left out
+            break
+    assert loaded == sorted(loaded)
+    assert set(loaded) == {1, 2}
 
 
 def test_other_files_of_the_directory_remain(tmp_path: Path) -> None:
