@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from origin.origin import Origin, ends_with_us
 
@@ -28,6 +28,7 @@ class Client:
     """One driver process, ``peers/drive_<driver>.py``, in its own venv. `options` are passed to its constructor."""
 
     script = "drive"
+    environment: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name: str, driver: str, **options: Any) -> None:
         self.name, self.driver, self.options = name, driver, options
@@ -50,7 +51,7 @@ class Client:
         command = [str(self.python), str(HERE / "peers" / f"{self.script}_{self.driver}.py")]
         if origin.ca_path:
             command = _trusting(origin.ca_path, command)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | self.environment
         self._process = subprocess.Popen(
             [*ends_with_us("KILL"), *command], env=environment, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,

@@ -1,4 +1,4 @@
-/* LD_PRELOAD shim for a server: every accepted TCP socket gets the congestion control PACE_CC and the kernel-paced rate PACE_RATE (bytes/s).
+/* LD_PRELOAD shim for a server, or for a client that uploads: every TCP socket that is accepted or connected gets the congestion control PACE_CC and the kernel-paced rate PACE_RATE (bytes/s).
  * PACE_TOTAL (bytes/s) is the rate of all together: whoever sends a file waits until the link has taken what was sent before, first come first served.
  * Pacing by the kernel needs no qdisc and no root; bbr, a common default, cuts loopback throughput to a third, so PACE_CC=cubic always.
  * cc -O2 -shared -fPIC pace.c -o pace.so -ldl */
@@ -39,6 +39,13 @@ int accept(int fd, struct sockaddr *address, socklen_t *length) {
   static int (*real)(int, struct sockaddr *, socklen_t *);
   if (!real) real = dlsym(RTLD_NEXT, "accept");
   return paced(real(fd, address, length));
+}
+
+int connect(int fd, const struct sockaddr *address, socklen_t length) {
+  static int (*real)(int, const struct sockaddr *, socklen_t);
+  if (!real) real = dlsym(RTLD_NEXT, "connect");
+  if (address->sa_family == AF_INET || address->sa_family == AF_INET6) paced(fd);
+  return real(fd, address, length);
 }
 
 static double now_s(void) {

@@ -385,11 +385,12 @@ class CheckpointError(DataError):
         url: URL of the file that is wrong, or of the checkpoint's directory.
     """
 
-    FIELDS = ("url", "offset_bytes", "field")
+    FIELDS = ("url", *DataError.FIELDS)
     url: str | None
 
     def _context(self) -> str:
-        facts = [f"{name} {value!r}" for name in self.FIELDS[1:] if (value := getattr(self, name)) is not None]
+        names = [name for name in DataError.FIELDS if name != "user_traceback"]
+        facts = [f"{name} {value!r}" for name in names if (value := getattr(self, name)) is not None]
         text = f"{self.url}: {self.what}" if self.url else self.what
         return f"{text} ({', '.join(facts)})" if facts else text
 

@@ -7,6 +7,7 @@ from penstock.lazy import lazy_getattr
 try:
     from penstock.torch import checkpoint
     from penstock.torch.batches import Tensors, as_tensors
+    from penstock.torch.checkpoint.serialization import load, save
     from penstock.torch.datasets import IterableDataset
     from penstock.torch.device import Normalize, Prefetch
     from penstock.torch.map_dataset import MapDataset
@@ -29,6 +30,6 @@ Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 
 __all__ = [
     "Checkpoint", "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors",
-    "agree", "as_tensors", "checkpoint", "checkpoint_writer", "download_directory", "rank_and_world_size", "share",
-    "upload_directory", "writer",
+    "agree", "as_tensors", "checkpoint", "checkpoint_writer", "download_directory", "load", "rank_and_world_size", "save",
+    "share", "upload_directory", "writer",
 ]  # fmt: skip

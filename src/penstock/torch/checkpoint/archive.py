@@ -1,0 +1,195 @@
+"""The files of ``torch.save``: a zip archive with a pickle, and one stored member for the memory of each storage.
+
+The pickle names storages by keys, and the archive's directory says which member has which key and how long it is. Where a
+member's bytes begin follows from how ``torch.save`` aligns them; the members' own headers, which are read together with the
+bytes, then prove it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import struct
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import CheckpointError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.torch.checkpoint.object_file import ObjectFile
+
+ZIP_HEAD = b"PK\x03\x04"
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+HEADER_BYTES = _LOCAL_HEADER.size
+_WIDE = 0xFFFFFFFF  # from here on, sizes and offsets have 8 bytes in an extra field
+
+
+class PlainFileError(Exception):
+    """The file is valid, but not of the usual layout: ``torch.load`` reads it by itself."""
+
+
+class StoredStorage(NamedTuple):
+    """One storage in an archive.
+
+    Attributes:
+        key: Its name in the pickle.
+        header_offset: Offset of the member's header in the file.
+        start: Offset of its first byte in the file.
+        end: Offset after its last byte.
+        crc: CRC-32 of its bytes; 0 if ``torch.save`` was told to compute none.
+    """
+
+    key: str
+    header_offset: int
+    start: int
+    end: int
+    crc: int
+
+
+class Archive:
+    """What an archive says about itself.
+
+    Args:
+        file: The file.
+
+    Attributes:
+        storages: The storages, in the order of their bytes.
+        references: Key and location of each reference to a storage in the pickle, in order.
+
+    Raises:
+        CheckpointError: The archive is damaged or truncated, or no file of ``torch.save``.
+        PlainFileError: ``torch.load`` has to read it by itself.
+    """
+
+    def __init__(self, file: ObjectFile) -> None:
+        self._url = file.name
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = {info.filename: info for info in archive.infolist()}
+                folder = self._folder(members)
+                if f"{folder}/constants.pkl" in members:
+                    raise PlainFileError("a TorchScript archive")
+                byteorder, alignment = f"{folder}/byteorder", f"{folder}/.storage_alignment"
+                if (
+                    byteorder in members
+                    and _read(archive, members[byteorder]).decode("ascii", "replace") != sys.byteorder
+                ):
+                    raise PlainFileError("of a machine with another byte order")
+                align_bytes = int(_read(archive, members[alignment])) if alignment in members else 64
+                self.references = _references(_read(archive, members[f"{folder}/data.pkl"]))
+        except PenstockError:
+            raise
+        except (zipfile.BadZipFile, struct.error, EOFError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the file is truncated or damaged: {error}", url=self._url) from error
+        self.storages = self._find_storages(members, f"{folder}/data/", align_bytes, file.size_bytes)
+
+    def _folder(self, members: dict[str, zipfile.ZipInfo]) -> str:
+        folders = [name[: -len("/data.pkl")] for name in members if name.endswith("/data.pkl")]
+        folders = [folder for folder in folders if "/" not in folder]
+        if len(folders) != 1:
+            raise CheckpointError("a zip archive, but not a file of torch.save: it has no data.pkl", url=self._url)
+        return folders[0]
+
+    def _find_storages(
+        self, members: dict[str, zipfile.ZipInfo], prefix: str, align_bytes: int, size_bytes: int
+    ) -> list[StoredStorage]:
+        wanted = {key for key, _ in self.references}
+        found = []
+        for name, info in members.items():
+            if not name.startswith(prefix) or (key := name[len(prefix) :]) not in wanted:
+                continue
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                raise PlainFileError("compressed")
+            start = _data_start(info, align_bytes)
+            found.append(StoredStorage(key, info.header_offset, start, start + info.file_size, info.CRC))
+        if missing := wanted - {storage.key for storage in found}:
+            raise CheckpointError(f"the file is damaged: it has no bytes of storage {min(missing)}", url=self._url)
+        found.sort(key=lambda storage: storage.header_offset)
+        ends = [storage.header_offset for storage in found] + [size_bytes]
+        for storage, end in zip(found, ends[1:], strict=True):
+            if storage.header_offset + HEADER_BYTES + storage.end - storage.start > end:
+                raise CheckpointError("the file is damaged: storages overlap or lie outside of it", url=self._url)
+            if storage.end > end:
+                raise PlainFileError("aligned in another way")
+        return found
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Read a member, and compare it with its CRC-32 unless ``torch.save`` was told to compute none."""
+    if not info.CRC:
+        info = copy.copy(info)
+        info.CRC = None  # type: ignore[assignment]  # the module's own way to say that it is unknown
+    return archive.read(info)
+
+
+def check_header(storage: StoredStorage, header: memoryview) -> None:
+    """Compare the header of a member with where its bytes were assumed to be.
+
+    Raises:
+        PlainFileError: They lie elsewhere, because another program has written the archive.
+    """
+    if len(header) >= _LOCAL_HEADER.size:
+        magic, *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header[: _LOCAL_HEADER.size])
+        start = storage.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+        if magic == ZIP_HEAD and start == storage.start:
+            return
+    raise PlainFileError("aligned in another way")
+
+
+def _data_start(info: zipfile.ZipInfo, align_bytes: int) -> int:
+    """Return where the bytes of a member begin, as ``torch.save`` aligns them.
+
+    Source: ``getPadding`` in PyTorch's ``inline_container.cc``.
+    """
+    start = info.header_offset + _LOCAL_HEADER.size + len(info.filename.encode()) + 4
+    if info.file_size >= _WIDE or info.header_offset >= _WIDE:
+        start += 4 + 16 * (info.file_size >= _WIDE) + 8 * (info.header_offset >= _WIDE)
+    return -(-start // align_bytes) * align_bytes
+
+
+class _Anything:
+    """Stands for every object of a pickle whose references alone matter."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+    def __setitem__(self, _: object, __: object) -> None:
+        pass
+
+    def append(self, _: object) -> None:
+        """Take an item of a list."""
+
+    extend = add = append
+
+
+class _ReferenceScanner(pickle.Unpickler):
+    """Finds the references to storages in a pickle. It imports nothing and calls nothing that the pickle names."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+        self.references: list[tuple[str, str]] = []
+
+    def find_class(self, _: str, __: str) -> Any:
+        return _Anything
+
+    def persistent_load(self, reference: Any) -> Any:
+        if not (isinstance(reference, tuple) and len(reference) >= 4 and reference[0] == "storage"):
+            raise PlainFileError("with references to other things than storages")
+        self.references.append((str(reference[2]), str(reference[3])))
+        return _Anything()
+
+
+def _references(data: bytes) -> list[tuple[str, str]]:
+    scanner = _ReferenceScanner(data)
+    try:
+        scanner.load()
+    except PlainFileError:
+        raise
+    except Exception as error:  # whatever a damaged pickle raises, torch.load has the better message
+        raise PlainFileError(f"unusual: {error}") from error
+    return scanner.references
