@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,7 +9,6 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
-from penstock import compose
 from penstock.checkpoints import layout
 from penstock.checkpoints.directory import (
     check_files,
@@ -22,10 +20,11 @@ from penstock.checkpoints.directory import (
 from penstock.crc import crc32c
 from penstock.errors import AccessDeniedError, CheckpointError
 from penstock.torch.checkpoint.metadata import decode_metadata
+from penstock.torch.checkpoint.place import CheckpointPlace, is_url, remade
 from penstock.torch.checkpoint.plan_reading import PlanReader
-from penstock.torch.checkpoint.storage_writer import checked_url, run_and_directory
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -68,19 +67,13 @@ class StorageReader(TorchStorageReader):
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
         self._options = options
-        self._store: Store | None = None
+        self._place = CheckpointPlace(url, options)
         self._metadata: Metadata | None = None
         self._metadata_crc = 0
         self._manifest: CheckpointManifest | None = None
-        self._set_url(url)
-        self._open_store()
-
-    def _set_url(self, url: str | os.PathLike[str]) -> None:
-        self._url = checked_url(url)
-        self._run_url, self._directory = run_and_directory(self._url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (type(self), self._url, self._options)
+        return remade, (type(self), self._place.url, self._options)
 
     def __enter__(self) -> Self:
         return self
@@ -89,37 +82,29 @@ class StorageReader(TorchStorageReader):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<StorageReader {self._open_store().describe(self._directory)!r}>"
+        return f"<StorageReader {self._place.describe()!r}>"
 
     def close(self) -> None:
         """Close the store. Idempotent; the next load opens it again."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    def _open_store(self) -> Store:
-        if self._store is None:
-            self._store = compose.connect(self._run_url, **self._options)
-        return self._store
+        self._place.close()
 
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
 
     @property
     def checkpoint_id(self) -> str:
         """URL of the checkpoint's directory."""
-        return self._url
+        return self._place.url
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether `checkpoint_id` can be the URL of a checkpoint."""
-        return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
+        return is_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, from another URL if `checkpoint_id` is given."""
         self._metadata = self._manifest = None
         if checkpoint_id is not None:
-            self.close()
-            self._set_url(checkpoint_id)
+            self._place.move(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
         """Read ``.metadata`` and, if there is one, the manifest that belongs to it.
@@ -128,9 +113,9 @@ class StorageReader(TorchStorageReader):
             CheckpointError: There is no checkpoint, one of the two files is damaged, or they belong to different saves.
             StoreError: The store failed.
         """
-        store = self._open_store()
-        url = store.describe(self._directory + layout.COMMIT_MARKER)
-        data = read_metadata(store, self._directory)
+        store = self._place.store()
+        url = self._place.describe(layout.COMMIT_MARKER)
+        data = read_metadata(store, self._place.directory)
         metadata = decode_metadata(data, url)
         self._metadata_crc = crc32c(data)
         self._manifest = None
@@ -139,7 +124,7 @@ class StorageReader(TorchStorageReader):
         if len(saves) > 1:
             raise CheckpointError("the file names files of several saves", url=url)
         if saves:
-            self._manifest = read_manifest(store, self._directory, saves.pop())
+            self._manifest = read_manifest(store, self._place.directory, saves.pop())
             check_metadata(self._manifest, data, url)
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
@@ -168,16 +153,16 @@ class StorageReader(TorchStorageReader):
             CheckpointError: The checkpoint was replaced while the ranks began to load it, or a file is missing or truncated.
             StoreError: The store failed.
         """
-        store = self._open_store()
+        store = self._place.store()
         seen: list[_Seen] = [plan.storage_data for plan in plans]
         if len({each.metadata_crc for each in seen}) > 1:
             raise CheckpointError(
                 "the checkpoint was replaced while the ranks began to load it",
-                url=store.describe(self._directory + layout.COMMIT_MARKER),
+                url=self._place.describe(layout.COMMIT_MARKER),
                 hint="load it again",
             )
         try:
-            present = list_directory(store, self._directory)
+            present = list_directory(store, self._place.directory)
         except AccessDeniedError:  # credentials that may read need not be allowed to list; reading will tell
             return plans
         for error in self._missing(store, present, seen):
@@ -186,10 +171,10 @@ class StorageReader(TorchStorageReader):
 
     def _missing(self, store: Store, present: Mapping[str, ObjectInfo], seen: list[_Seen]) -> list[CheckpointError]:
         if self._manifest is not None:
-            return check_files(store, self._directory, self._manifest, present)
+            return check_files(store, self._place.directory, self._manifest, present)
         found = []
         for name, end in sorted({item for each in seen for item in each.ends.items()}):
-            url = store.describe(self._directory + name)
+            url = self._place.describe(name)
             if name not in present:
                 found.append(CheckpointError("the file is missing", url=url))
             elif present[name].size_bytes < end:
@@ -208,12 +193,8 @@ class StorageReader(TorchStorageReader):
             StoreError: The store failed, with the same consequence.
         """
         assert self._metadata is not None
-        reader = PlanReader(self._open_store(), self._directory, self._metadata, self._manifest, planner)
+        reader = PlanReader(self._place.store(), self._place.directory, self._metadata, self._manifest, planner)
         reader.read(plan.items)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-def _remade(kind: type[StorageReader], url: str, options: dict[str, Any]) -> StorageReader:
-    return kind(url, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import threading
 from dataclasses import dataclass, replace
@@ -18,16 +17,17 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from penstock import compose
 from penstock.checkpoints import CheckpointFile, CheckpointSave, layout
 from penstock.checkpoints.manifest import BLOCK_BYTES
 from penstock.config import check_whole
 from penstock.crc import combined_crc
 from penstock.errors import ConfigError
 from penstock.torch.checkpoint.items import WrittenItem, write_object, write_tensor
+from penstock.torch.checkpoint.place import CheckpointPlace, is_url, remade
 from penstock.torch.checkpoint.prefixes import checked_prefix
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable
 
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -105,18 +105,12 @@ class StorageWriter(TorchStorageWriter):
         self._files_per_rank = files_per_rank or thread_count
         self._prefix_strategy = prefix_strategy
         self._options = options
-        self._store: Store | None = None
+        self._place = CheckpointPlace(url, options)
         self._save: CheckpointSave | None = None
         self._save_id: str | None = None
-        self._set_url(url)
-        self._open_store()  # checks the options now, and not in the middle of a save
-
-    def _set_url(self, url: str | os.PathLike[str]) -> None:
-        self._url = checked_url(url)
-        self._run_url, self._directory = run_and_directory(self._url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (type(self), self._url, self._configuration())
+        return remade, (type(self), self._place.url, self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
         return {
@@ -134,45 +128,35 @@ class StorageWriter(TorchStorageWriter):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<StorageWriter {self._open_store().describe(self._directory)!r}>"
+        return f"<StorageWriter {self._place.describe()!r}>"
 
     def close(self) -> None:
         """End a save that failed, removing its files, and close the store. Idempotent; the next save opens it again."""
         self._end_save()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._place.close()
 
     def _end_save(self) -> None:
         if self._save is not None:
             self._save.close()
             self._save = None
 
-    def _open_store(self) -> Store:
-        if self._store is None:
-            self._store = compose.connect(self._run_url, **self._options)
-        return self._store
-
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
 
     @property
     def checkpoint_id(self) -> str:
         """URL of the checkpoint's directory."""
-        return self._url
+        return self._place.url
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether `checkpoint_id` can be the URL of a checkpoint."""
-        return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
+        return is_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, at another URL if `checkpoint_id` is given."""
         self._end_save()
         if checkpoint_id is not None:
-            run_url = self._run_url
-            self._set_url(checkpoint_id)
-            if run_url != self._run_url:
-                self.close()
+            self._place.move(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save; a former one that failed is ended.
@@ -201,7 +185,7 @@ class StorageWriter(TorchStorageWriter):
         """
         prefixes = [self._prefix(rank, len(plans)) for rank in range(len(plans))]
         self._end_save()
-        self._save = CheckpointSave(self._open_store(), self._directory, world_size=len(plans), step=self._step)
+        self._save = CheckpointSave(self._place.store(), self._place.directory, world_size=len(plans), step=self._step)
         self._save_id = self._save.save_id
         return [
             replace(plan, storage_data=_Naming(self._save_id, rank, prefix))
@@ -229,12 +213,12 @@ class StorageWriter(TorchStorageWriter):
             )
         _written.add(naming.save_id)
         self._save_id = naming.save_id
-        store = self._open_store()
+        store = self._place.store()
         files = [items for items in _divided(plan.items, self._files_per_rank) if items]
 
         def write_file(index: int, stopped: Callable[[], bool]) -> list[WriteResult]:
             name = layout.data_name(naming.save_id, rank=naming.rank, index=index, prefix=naming.prefix)
-            return _write_file(store, self._directory, name, files[index], planner, stopped)
+            return _write_file(store, self._place.directory, name, files[index], planner, stopped)
 
         done: Future[list[WriteResult]] = Future()
         done.set_result(
@@ -269,33 +253,7 @@ class StorageWriter(TorchStorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Return the URL and the ID of the save."""
-        return StorageMeta(checkpoint_id=self._url, save_id=self._save_id)
-
-
-def checked_url(url: Any) -> str:
-    """Return the URL of a directory, with a slash at its end.
-
-    Raises:
-        ConfigError: It is not a URL or a path, or it is empty.
-    """
-    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
-    if not isinstance(text, str) or not text:
-        raise ConfigError(
-            f"{url!r} is not the URL of a checkpoint's directory", hint="s3://bucket/run/step-0000001000/"
-        )
-    return text if text.endswith("/") else text + "/"
-
-
-def run_and_directory(url: str) -> tuple[str, str]:
-    """Split the URL of a checkpoint into that of its run and the directory's name; the name is empty if it is not a step's."""
-    head, _, name = url.rstrip("/").rpartition("/")
-    if layout.step_of(name) is None or not head or head.endswith(":/"):
-        return url, ""
-    return f"{head}/", f"{name}/"
-
-
-def _remade(kind: type[StorageWriter], url: str, configuration: dict[str, Any]) -> StorageWriter:
-    return kind(url, **configuration)
+        return StorageMeta(checkpoint_id=self._place.url, save_id=self._save_id)
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,95 @@
+"""Where a distributed checkpoint lies: its directory, and the store of the run that the directory belongs to."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock import compose
+from penstock.checkpoints import layout
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+
+
+class CheckpointPlace:
+    """The directory of a checkpoint, in a store that is connected when it is needed.
+
+    If the directory's name is that of a step, the store is that of the directory above, where the markers of saves are;
+    otherwise it is that of the directory itself.
+
+    Args:
+        url: URL of the directory.
+        options: Options of ``penstock.connect``.
+
+    Attributes:
+        url: URL of the directory, with a slash at its end.
+        directory: Prefix of the directory in the store; empty, or the name of a step.
+
+    Raises:
+        ConfigError: The URL or an option is not valid.
+    """
+
+    def __init__(self, url: Any, options: dict[str, Any]) -> None:
+        self._options = options
+        self._store: Store | None = None
+        self._run_url = self.url = self.directory = ""
+        self.move(url)
+        self.store()  # checks the options now, and not in the middle of a save
+
+    def move(self, url: Any) -> None:
+        """Go to another directory; the store is closed if it is not that of the new one."""
+        self.url = checked_url(url)
+        run_url, self.directory = run_and_directory(self.url)
+        if run_url != self._run_url:
+            self.close()
+        self._run_url = run_url
+
+    def store(self) -> Store:
+        """Return the store, connected."""
+        if self._store is None:
+            self._store = compose.connect(self._run_url, **self._options)
+        return self._store
+
+    def describe(self, name: str = "") -> str:
+        """Return the URL of a file of the directory for messages, without credentials."""
+        return self.store().describe(self.directory + name)
+
+    def close(self) -> None:
+        """Close the store, which is connected again when it is needed. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def checked_url(url: Any) -> str:
+    """Return the URL of a directory, with a slash at its end.
+
+    Raises:
+        ConfigError: It is not a URL or a path, or it is empty.
+    """
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise ConfigError(
+            f"{url!r} is not the URL of a checkpoint's directory", hint="s3://bucket/run/step-0000001000/"
+        )
+    return text if text.endswith("/") else text + "/"
+
+
+def run_and_directory(url: str) -> tuple[str, str]:
+    """Split the URL of a checkpoint into that of its run and the directory's name; the name is empty if it is not a step's."""
+    head, _, name = url.rstrip("/").rpartition("/")
+    if layout.step_of(name) is None or not head or head.endswith(":/"):
+        return url, ""
+    return f"{head}/", f"{name}/"
+
+
+def is_url(checkpoint_id: Any) -> bool:
+    """Whether a ``checkpoint_id`` of PyTorch can be the URL of a checkpoint."""
+    return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
+
+
+def remade(kind: type[Any], url: str, configuration: dict[str, Any]) -> Any:
+    """Make what was pickled as its configuration."""
+    return kind(url, **configuration)
