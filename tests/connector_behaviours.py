@@ -221,6 +221,58 @@ def a_transform_that_fails(lib: Library, at: Place) -> Any:
 
 
 @behaviour
+def an_object_that_is_called_like_a_directory(lib: Library, at: Place) -> Any:
+    for name in ("marked/", "marked//x", "marked/y/"):
+        at.client.put_object(Bucket=at.bucket, Key=at.key(name), Body=b"data")
+    data = lib.S3MapDataset.from_prefix(f"{at.uri}/marked", **lib.keywords())
+    return [(reader.key.rpartition("marked")[2], reader.read()) for reader in data]
+
+
+def read_checked(reader: Any) -> bytes:
+    return bytes(reader.read())
+
+
+@behaviour
+def an_error_in_a_worker(lib: Library, at: Place) -> Any:
+    uris = [f"{at.uri}/data/a", f"{at.uri}/no/such"]
+    kinds = (lib.S3MapDataset, lib.S3IterableDataset)
+    found = []
+    for kind in kinds:
+        data = kind.from_objects(uris, **lib.keywords(transform=read_checked))
+        batches = torch.utils.data.DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+        found.append(outcome(lib, lambda batches=batches: list(batches)))
+    return found
+
+
+@behaviour
+def readers_that_workers_hand_over(lib: Library, at: Place) -> Any:
+    data = stream_of(lib, at, transform=lambda reader: reader, enable_sharding=True)
+    readers = list(torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    return [(reader.key.rpartition("data/")[2], reader.read(3), reader.read()) for reader in readers]
+
+
+@behaviour
+def a_data_set_that_was_used_before_workers_were_forked(lib: Library, at: Place) -> Any:
+    found = []
+    for data in (map_of(lib, at), stream_of(lib, at, enable_sharding=True)):
+        begun = iter(data)
+        found.append(next(begun))
+        options = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+        loader = torch.utils.data.DataLoader(data, **options)
+        found += [list(loader), list(loader), next(begun)]
+    return found
+
+
+@behaviour
+def workers_that_are_left_early(lib: Library, at: Place) -> Any:
+    data = lib.S3IterableDataset.from_objects([f"{at.uri}/big"] * 20, **lib.keywords(transform=read_checked))
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    first = next(batches)
+    del batches
+    return len(first)
+
+
+@behaviour
 def odd_uris(lib: Library, at: Place) -> Any:
     def first(uri: Any) -> Any:
         return next(iter(lib.S3IterableDataset.from_prefix(uri, **lib.keywords(transform=last_and_bytes))))

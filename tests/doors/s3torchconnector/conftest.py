@@ -29,3 +29,14 @@ def place(s3_endpoint: Any) -> Any:
             client.put_object(Bucket=bucket, Key=f"job/{key}", Body=data)
         yield Place(f"s3://{bucket}/job", client, s3_endpoint.endpoint_url)
         client.close()
+
+
+@pytest.fixture(scope="session")
+def connector_writes(place: Any, libraries: Any) -> bool:
+    """Whether the connector can write to this store."""
+    try:
+        with libraries[0].S3Checkpoint(**libraries[0].keywords()).writer(f"{place.uri}/probe") as writer:
+            writer.write(b"x")
+    except connector.S3Exception:
+        return False
+    return True

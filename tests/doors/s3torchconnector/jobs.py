@@ -1,11 +1,12 @@
-"""Programs that the suite runs in processes of their own: ranks that form a group, and objects of a store that breaks off.
+"""Programs that the suite runs in processes of their own: ranks that form a group, and an object of a store that misbehaves.
 
-Arguments: ``ranks connector|penstock URI before|after``, or ``short connector|penstock URI``. They print one line of JSON.
+Arguments: ``ranks connector|penstock URI before|after``, or ``weather connector|penstock URI``. They print one line of JSON.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import warnings
 from typing import Any
@@ -14,6 +15,9 @@ import torch
 import torch.distributed
 
 warnings.filterwarnings("ignore")
+
+WEATHER = random.Random(7).randbytes(5000)
+"""The object of the store that misbehaves."""
 
 
 def library(name: str) -> Any:
@@ -50,8 +54,8 @@ def ranks(module: Any, uri: str, when: str) -> Any:
     return found
 
 
-def short(module: Any, uri: str) -> Any:
-    """What a program gets of an object whose body ends early at every attempt: a number of bytes, or an error."""
+def weather(module: Any, uri: str) -> Any:
+    """What a program gets of an object from a store that misbehaves: ``"right"`` or ``"wrong"`` bytes, or an error."""
     config = module.S3ClientConfig(force_path_style=True, unsigned=True, max_attempts=2)
     found = []
     for kind in (module.S3ReaderConstructor.sequential(), module.S3ReaderConstructor.range_based()):
@@ -59,7 +63,7 @@ def short(module: Any, uri: str) -> Any:
             uri, region="us-east-1", s3client_config=config, reader_constructor=kind
         )
         try:
-            found.append(len(data[0].read()))
+            found.append("right" if data[0].read() == WEATHER else "wrong")
         except module.S3Exception:
             found.append("S3Exception")
     return found
@@ -67,7 +71,7 @@ def short(module: Any, uri: str) -> Any:
 
 def main() -> None:
     job, name, *arguments = sys.argv[1:]
-    print(json.dumps({"ranks": ranks, "short": short}[job](library(name), *arguments)))
+    print(json.dumps({"ranks": ranks, "weather": weather}[job](library(name), *arguments)))
 
 
 if __name__ == "__main__":

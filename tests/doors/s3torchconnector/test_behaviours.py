@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -33,6 +34,11 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/coming-from/s3-connector.md"
 JOBS = Path(__file__).with_name("jobs.py")
 
+pytestmark = [
+    pytest.mark.timeout(300),  # the processes that a test starts import PyTorch, on a machine that may be busy
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # PyTorch's and the connector's advice
+]
+
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "a_generator_of_uris_iterated_twice": ((2, 0), (2, 2)),
     "when_an_odd_uri_is_refused": (True, "ValueError"),
@@ -46,13 +52,22 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 }
 """What a program sees that differs: on the connector, and here. The page has a row for each, in this order."""
 
+WRITING = {
+    "a_writer", "writing_nothing", "writing_other_types", "writing_a_bytearray", "replacing_an_object", "a_checkpoint",
+    "a_distributed_checkpoint", "checkpoints_of_lightning",
+}  # fmt: skip
+"""What the connector cannot do on stores that answer a PUT without an ETag header in the letters that it expects."""
+
 DEPENDS_ON_THE_STORE = {"an_empty_object", "a_wrong_region"}
 """Where the connector's result is another one on another store; ours is the same on all of them."""
 
 
 @pytest.mark.parametrize("name", sorted(connector_behaviours.ALL))
-def test_a_program_sees_the_same(name: str, place: Place, libraries: Any) -> None:
+def test_a_program_sees_the_same(name: str, place: Place, libraries: Any, connector_writes: bool) -> None:
     """What a program sees of the connector it sees of penstock, except where the page says otherwise."""
+    if name in WRITING and not connector_writes:
+        connector_behaviours.ALL[name](libraries[1], place)
+        pytest.skip("the connector cannot write to this store, and penstock can")
     theirs, ours = (connector_behaviours.ALL[name](library, place) for library in libraries)
     if name in DIFFERENT:
         assert ours == DIFFERENT[name][1]
@@ -66,7 +81,7 @@ def test_a_program_sees_the_same(name: str, place: Place, libraries: Any) -> Non
 def test_the_page_names_every_difference() -> None:
     """The page's table of differences has a row for each, and for nothing else that this suite compares."""
     rows = re.findall(r"<!-- (\w+_\w+) -->", PAGE.read_text())
-    assert rows == [*DIFFERENT, "an_empty_object", "a_short_body", "when_the_rank_is_read"]
+    assert rows == [*DIFFERENT, "an_empty_object", "bytes_that_are_wrong", "when_the_rank_is_read", "writing_to_ceph"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -92,10 +107,9 @@ def ranks(library: Library, place: Place, when: str) -> list[Any]:
         group = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, str(JOBS), "ranks", library.name, f"{place.uri}/data/", when]
         processes.append(subprocess.Popen(command, env=os.environ | group, stdout=subprocess.PIPE, text=True))
-    return [json.loads(process.communicate(timeout=110)[0]) for process in processes]
+    return [json.loads(process.communicate(timeout=250)[0]) for process in processes]
 
 
-@pytest.mark.timeout(240)
 def test_ranks_and_workers_divide_the_objects_alike(place: Place, libraries: Any) -> None:
     """A data set that is made after the process group is divided among ranks, and then among workers, as the connector's is."""
     theirs, ours = (ranks(library, place, "after") for library in libraries)
@@ -106,7 +120,6 @@ def test_ranks_and_workers_divide_the_objects_alike(place: Place, libraries: Any
         assert sorted(ours[0][way]) == sorted(names[::2])
 
 
-@pytest.mark.timeout(240)
 def test_when_the_rank_is_read(place: Place, libraries: Any) -> None:
     """A data set that is made before the process group is divided among the ranks here; in the connector it is not."""
     theirs, ours = (ranks(library, place, "before") for library in libraries)
@@ -117,26 +130,41 @@ def test_when_the_rank_is_read(place: Place, libraries: Any) -> None:
 
 @pytest.mark.parametrize("written", [0, 1], ids=["written by the connector", "written by penstock"])
 @pytest.mark.parametrize("read", [0, 1], ids=["read by the connector", "read by penstock"])
-def test_either_reads_distributed_checkpoints_of_either(written: int, read: int, place: Place, libraries: Any) -> None:
+def test_either_reads_distributed_checkpoints_of_either(
+    written: int, read: int, place: Place, libraries: Any, connector_writes: bool
+) -> None:
     """A distributed checkpoint that one library wrote, the other one loads."""
+    if written == 0 and not connector_writes:
+        pytest.skip("the connector cannot write to this store")
     uri = f"{place.uri}/exchanged-{written}-{read}"
     dcp_saved(libraries[written], uri, state_of(9), thread_count=2)
     assert is_same(dcp_loaded(libraries[read], uri), state_of(9))
 
 
-def test_a_short_body(libraries: Any) -> None:
-    """A body that ends early at every attempt is an error here, whatever the connector makes of it."""
-    with FaultyServer({"data": b"x" * 5000}) as server:
-        server.fail("close", times=1000, match="data", after_bytes=100)
-        found = {}
+@pytest.mark.parametrize(
+    ("fault", "theirs"),
+    [
+        ("close", "S3Exception"),
+        ("chunked_cut", "S3Exception"),
+        ("wrong_range", "wrong"),
+        ("corrupt", "wrong"),
+        ("unsized", "wrong"),
+    ],
+)
+def test_bytes_that_are_wrong(fault: str, theirs: str, libraries: Any) -> None:
+    """A store that breaks off, or sends other bytes than were asked for, gives right bytes or an error here."""
+    content, found = random.Random(7).randbytes(5000), {}
+    with FaultyServer({"data": content}) as server:
+        server.fail(fault, times=1000, match="data")
         for library in libraries:
             environment = os.environ | {"AWS_ENDPOINT_URL": server.endpoint_url}
             done = subprocess.run(
-                [sys.executable, str(JOBS), "short", library.name, "s3://bucket/data"], env=environment,
-                capture_output=True, text=True, timeout=100, check=False,
+                [sys.executable, str(JOBS), "weather", library.name, "s3://bucket/data"], env=environment,
+                capture_output=True, text=True, timeout=250, check=False,
             )  # fmt: skip
             found[library.name] = json.loads(done.stdout)
-    assert found["penstock"] == ["S3Exception", "S3Exception"]
+    assert set(found["penstock"]) <= {"right", "S3Exception"}
+    assert theirs in found["connector"]
 
 
 def test_an_endpoint_without_a_scheme_is_told(place: Place, libraries: Any) -> None:

@@ -32,8 +32,8 @@ class S3Checkpoint:
         self,
         region: str | None = None,
         endpoint: str | None = None,
-        *,
         s3client_config: S3ClientConfig | None = None,
+        *,
         reader_constructor: ReaderConstructor | None = None,
     ) -> None:
         self.region = region
