@@ -4,6 +4,7 @@ Commands:
   {"do": "open", "url": ..., "bucket": ..., "ca": path or null, "options": {...}}   -> {"versions": {...}}
   {"do": "read", "keys": [...], "size_bytes": n, "in_order": bool, "skip_s": s}     -> {"seconds", "cpu_s", ...}
   {"do": "list"}                                                                    -> the same; bytes is 0
+  {"do": "work", ...}                                 -> the same, of the driver's own method ``work``, which takes the command
 Any failure answers {"error": text}. ``cpu_s`` is user plus system time of the client process, all its threads.
 ``check`` depends on length, first byte, last byte and position of each object: nobody skips or swaps one unnoticed.
 """
@@ -128,6 +129,14 @@ def _list(client: Client) -> dict[str, Any]:
     return {"seconds": seconds, "cpu_s": cpu_s, "bytes": 0, "objects": len(keys), "check": check}
 
 
+def _work(client: Any, command: dict[str, Any]) -> dict[str, Any]:
+    """Runs the driver's own work, whose answer says what it did."""
+    cpu_s, start_s = _cpu_s(), time.perf_counter()
+    finished = client.work(command)
+    seconds, cpu_s = time.perf_counter() - start_s, _cpu_s() - cpu_s
+    return {"seconds": seconds, "cpu_s": cpu_s, **finished()}
+
+
 def serve(make: Callable[..., Client]) -> None:
     """Answers commands until standard input ends. What the client prints goes to standard error."""
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION)
@@ -142,7 +151,8 @@ def serve(make: Callable[..., Client]) -> None:
                 client = make(url=command["url"], bucket=command["bucket"], ca=command["ca"], **command["options"])
                 answer = {"versions": {name: importlib.metadata.version(name) for name in client.packages}}
             else:
-                answer = _read(client, command) if command["do"] == "read" else _list(client)
+                kinds = {"read": _read, "list": lambda client, _: _list(client), "work": _work}
+                answer = kinds[command["do"]](client, command)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
