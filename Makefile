@@ -82,7 +82,7 @@ FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
 FRAMEWORK_feeds := grain spdl nvidia-dali-cuda120
-FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
+FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4' 'ministack>=1.5.20' boto3
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
 FRAMEWORK_torchdata := $(TORCH) torchdata==0.9.0 'ministack>=1.5.20' boto3 iopath  # the last version with DataPipes
@@ -126,7 +126,7 @@ test-huggingface: .venvs/huggingface/.ready  ## A pipeline as Hugging Face's Ite
 test-feeds: .venvs/feeds/.ready  ## Grain, SPDL and DALI (on the CPU) fed by penstock, in an environment of their own
 	.venvs/feeds/bin/python -m pytest tests/doors/feeds -q
 
-test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, in an environment of its own
+test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, and Ray Data on S3, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
 
 test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system for fsspec and the handler for iopath, and the libraries that use them, in environments of their own
@@ -193,7 +193,7 @@ package: .venvs/package/.ready  ## Build wheel and sdist, check their metadata, 
 bench: $(VENV)/.ready .venvs/tensorflow/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
 	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects compat_connector checkpoint_stall small_samples libraries first_batch resume busy_step \
-		cache random_access packing converting coalesce gateway gateway_transforms gateway_tensorflow gateway_lambda gateway_clients mount channels channel_modes; do $(BIN)/python bench/$$question.py; done
+		cache random_access packing converting coalesce gateway gateway_transforms gateway_tensorflow gateway_lambda gateway_clients mount channels channel_modes fsspec_clients; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
 	rm -rf $(VENV) .venvs bench/.venvs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

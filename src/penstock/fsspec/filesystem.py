@@ -363,7 +363,7 @@ class PenstockFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
         start = min((at for mark in "*?[" if (at := text.find(mark)) >= 0), default=len(text))
         if has_magic(text) and "/" in text[:start] and "prefix" not in options:
             options["prefix"] = text[text.rindex("/", 0, start) + 1 : start]
-        return super_glob(self, path, maxdepth=maxdepth, **options)
+        return super().glob(path, maxdepth=maxdepth, **options)
 
     def expand(self, path: Any, *, recursive: bool, depth_max: int | None, literal: bool = False) -> dict[str, Any]:
         """Return what paths, patterns and directories stand for.
@@ -423,6 +423,8 @@ class PenstockFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
 
     def _stats(self, paths: Sequence[Any]) -> list[ObjectInfo]:
         stripped = [self.stripped(path) for path in paths]
+        for path in stripped:
+            self._place(path)
         answers = stat_many(self, dict.fromkeys(stripped))
         found = []
         for path in stripped:
@@ -990,10 +992,6 @@ class PenstockS3FileSystem(PenstockFileSystem):
     protocol: ClassVar[Any] = ("s3", "s3a")
     scheme: ClassVar[str] = "s3"
 
-
-super_glob = (
-    AbstractFileSystem.glob
-)  # found in the class's second base otherwise, whose way goes by fsspec's event loop
 
 # The installed package says this too; where it was installed before it did, importing this module is enough.
 register_implementation("penstock", PenstockFileSystem)

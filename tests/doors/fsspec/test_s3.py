@@ -158,6 +158,8 @@ def test_signed_urls(files: PenstockS3FileSystem, bucket: str) -> None:
     for url in (files.sign(f"{bucket}/x", expiration=60), files.url(f"{bucket}/x"), files.open(f"{bucket}/x").url()):
         with urllib.request.urlopen(url, timeout=30) as answer:
             assert answer.read() == b"shared"
+    by_http = PenstockFileSystem().cat_file(f"penstock://{files.url(f'{bucket}/x').replace('://', '/', 1)}")
+    assert by_http == b"shared"
     with pytest.raises(ps.ConfigError, match="for reading only"):
         files.sign(f"{bucket}/x", client_method="put_object")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -101,6 +102,13 @@ def test_ranges_are_slices(files: PenstockFileSystem, top: str, start: int | Non
     assert files.cat_file(f"{top}/a", start, end) == expected
     assert files.cat_ranges([f"{top}/a"], [start], [end]) == [expected]
     assert asyncio.run(files._cat_file(f"{top}/a", start, end)) == expected
+
+
+def test_positions_may_be_numpys(files: PenstockFileSystem, top: str) -> None:
+    """Positions from an array, as Zarr and kerchunk have them, are taken."""
+    starts = np.array([0, 5, -2])
+    assert files.cat_ranges([f"{top}/a"] * 3, starts, starts + 2) == [b"01", b"56", b""]
+    assert files.cat_file(f"{top}/a", np.int64(2), np.int64(4)) == b"23"
 
 
 def test_errors_of_many_reads(files: PenstockFileSystem, top: str) -> None:
@@ -384,8 +392,16 @@ def test_unknown_options_of_calls_are_errors(files: PenstockFileSystem, top: str
         files.open(f"{top}/a", version_id="1")
     with pytest.raises(ps.ConfigError, match="only S3 has"):
         files.sign(f"{top}/a")
-    with pytest.raises(ps.ConfigError, match="does not name an object"):
-        files.cat_file(top)
+    for refuse in (
+        files.cat_file,
+        files.rm,
+        files.rm_file,
+        files.open,
+        files.checksum,
+        lambda path: files.sizes([path]),
+    ):
+        with pytest.raises(ps.ConfigError, match="does not name an object"):
+            refuse(top)
 
 
 def test_listings_are_kept_on_request_only(top: str) -> None:
