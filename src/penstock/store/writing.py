@@ -63,8 +63,9 @@ class Writer(io.RawIOBase):
     Attributes:
         info: The stored object; None until ``close()`` has returned.
 
-    Cost: Memory for at most 5 parts, one being filled and 4 in flight. Parts of more than 64 MiB, which objects of more than
-        16 GiB have, are sent fewer at a time. Objects smaller than one part are one request, at ``close()``.
+    Cost: Memory for the part that is being filled and those in flight: 4 at first, and up to 24 if the writer has to wait for
+        them and more are faster, but never more than 256 MiB of several parts. Objects smaller than one part are one
+        request, at ``close()``.
     """
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:

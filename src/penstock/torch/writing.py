@@ -53,7 +53,7 @@ def checkpoint_writer(
     Raises:
         ConfigError: The URL does not name an object, or an option is invalid.
 
-    Cost: at most 5 parts in memory, up to 4 of which are uploaded at a time while ``torch.save`` writes.
+    Cost: The memory of ``penstock.store.Writer``: parts are uploaded, 4 to 24 at a time, while ``torch.save`` writes.
     """
     root, key = compose.split(url)
     if not key:

@@ -18,6 +18,7 @@ from penstock.store.memory import MemoryStore
 from penstock.store.upload import PART_BYTES, PARTS_MAX, PARTS_PER_STEP, Upload
 from penstock.store.waiting import perform
 from penstock.store.writing import Writer, copy, delete
+from penstock.transport import engine
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Delete, PutPart
 
 MIB = 1 << 20
@@ -79,7 +80,7 @@ def test_ten_thousand_parts_hold_the_largest_object():
 
 
 def test_parts_in_flight_are_bounded(memory, monkeypatch):
-    """At most 4 parts are in flight, and large parts fewer, whatever is written at once."""
+    """At most 24 parts are in flight, and large parts fewer, whatever is written at once."""
     core = Recording(memory)
     with Writer(core, "k", part_bytes=1000) as writer:
         writer.write(bytes(100_000))
@@ -89,6 +90,36 @@ def test_parts_in_flight_are_bounded(memory, monkeypatch):
     with Writer(core, "k", part_bytes=1000) as writer:
         writer.write(bytes(100_000))
     assert core.parts_bytes_max <= 2500
+
+
+class _Distant(Recording):
+    """A store whose answers to parts come 20 ms late, however many there are."""
+
+    def submit(self, operation, sink):
+        return super().submit(operation, _Delayed(sink) if isinstance(operation, PutPart) else sink)
+
+
+class _Delayed:
+    def __init__(self, sink):
+        self.sink, self.landing = sink, None
+
+    def head(self, info, span):
+        return self.sink.head(info, span)
+
+    def done(self, completion):
+        engine.call_later(0.02, lambda: self.sink.done(completion))
+
+
+def test_more_parts_are_sent_to_a_distant_store(memory):
+    """If the writer waits for answers, and more parts in flight are faster, their number grows; at first there are 4."""
+    core = _Distant(memory)
+    with Writer(core, "k", part_bytes=1_000_000) as writer:
+        for _ in range(5):
+            writer.write(bytes(1_000_000))
+        assert core.parts_count_max == upload.REQUESTS_MIN
+        for _ in range(100):
+            writer.write(bytes(1_000_000))
+    assert upload.REQUESTS_MIN < core.parts_count_max <= upload.REQUESTS_MAX
 
 
 def test_small_objects_are_one_request(memory):
