@@ -7,11 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from penstock import compose
 from penstock.errors import ConfigError
-from penstock.torch.writing import checkpoint_writer
+from penstock.torch.checkpoint.serialization import load, save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,11 +74,9 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
             ConfigError: The URL or an option is not valid.
             StoreError: Writing failed.
 
-        Cost: An upload in parts; at most 5 of them are in memory.
+        Cost: That of ``penstock.torch.save``: an upload in parts, a few of which are in memory.
         """
-        file: Any = checkpoint_writer(os.fspath(path), **(self._options | _checked(storage_options)))
-        with file:
-            torch.save(checkpoint, file)
+        save(checkpoint, path, **(self._options | _checked(storage_options)))
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
@@ -94,13 +90,14 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
 
         Raises:
             ObjectMissingError: There is no such file.
+            CheckpointError: The file is truncated or damaged.
             StoreError: Reading failed.
 
-        Cost: Parallel requests of 8 MiB.
+        Cost: That of ``penstock.torch.load``: parallel requests of 8 MiB, straight into the tensors.
         """
         place = "cpu" if map_location is None else map_location
-        with compose.open(os.fspath(path), **self._options) as file:
-            loaded: dict[str, Any] = torch.load(file, map_location=place, weights_only=weights_only)
+        weights_only = True if weights_only is None else weights_only
+        loaded: dict[str, Any] = load(path, place, weights_only=weights_only, **self._options)
         return loaded
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
