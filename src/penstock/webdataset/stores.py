@@ -5,6 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import penstock.store.hedged
+import penstock.store.limited
+import penstock.store.retrying
+import penstock.store.s3
+import penstock.store.traced
+import penstock.transport.engine  # noqa: F401 - workers that are forked would each spend 0.2 s on importing what reads S3
 from penstock.compose import connect, split
 from penstock.config import check_names
 from penstock.errors import ConfigError
