@@ -1,7 +1,7 @@
 """WebDataset over S3 by several ways, in a WebLoader: only how the bytes of a shard arrive differs.
 
-``penstock`` is ``import penstock.webdataset`` of this tree; ``curl`` and ``aws`` are pipes; ``connector`` is the reader of the S3
-Connector for PyTorch, registered for a scheme of its own, with a buffer around it if there is ``buffer_bytes``.
+``penstock`` is ``import penstock.webdataset`` of this tree; ``curl`` and ``aws`` are pipes; ``connector`` is the reader of the
+S3 Connector for PyTorch, registered for a scheme of its own, with a buffer around it if there is ``buffer_bytes``.
 """
 
 from __future__ import annotations

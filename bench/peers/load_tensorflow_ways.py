@@ -1,0 +1,78 @@
+"""TensorFlow with TFRecords from a bucket, by the ways that need no build of TensorFlow of one's own.
+
+``dataset`` is ``penstock.tensorflow.dataset``, ``gateway`` the same on a gateway in front of the bucket, ``mount`` is
+``TFRecordDataset`` on a mounted bucket, and ``pipe`` a generator that reads what ``penstock cat`` writes. ``local``: files.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import _loading
+from _driver import ACCESS_KEY, REGION, SECRET_KEY
+from load_gateway import GatewayReader
+from load_tensorflow import Strings
+
+
+class TensorFlowWays(GatewayReader):
+    """A job names the keys, the ``folder`` of the bucket on this machine, and for ``gateway`` its ``url``."""
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        self._stack = ExitStack()
+        os.environ["AWS_ENDPOINT_URL"] = self.url
+        if self.way == "mount":
+            import penstock as ps
+
+            keys = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+            self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            options = {"endpoint_url": self.url, "region": REGION, "credentials": keys}
+            self._stack.enter_context(ps.mount(f"s3://{self.bucket}/", self.directory, **options))
+
+    def finish(self) -> None:
+        self._stack.close()
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        """Every sample once."""
+        made = self._records(job) if self.way in ("dataset", "gateway") else self._parsed(job)
+        for images, labels in made:
+            yield Strings(images, job["check"]), labels.numpy()
+
+    def _parsed(self, job: dict[str, Any]) -> Any:
+        import tensorflow as tf
+
+        features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+        def parse(records: Any) -> Any:
+            found = tf.io.parse_example(records, features)
+            return found["image"], found["label"]
+
+        if self.way == "pipe":
+            signature = tf.TensorSpec((), tf.string)
+            records = tf.data.Dataset.from_generator(lambda: self._piped(job), output_signature=signature)
+        else:
+            folder = self.directory if self.way == "mount" else Path(job["folder"])
+            records = tf.data.TFRecordDataset([str(folder / key) for key in job["keys"]], buffer_size=8 << 20)
+        return records.batch(job["batch"]).map(parse, num_parallel_calls=2).prefetch(4)
+
+    def _piped(self, job: dict[str, Any]) -> Iterator[bytes]:
+        urls = [f"s3://{self.bucket}/{key}" for key in job["keys"]]
+        command = [sys.executable, "-m", "penstock", "cat", *urls]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=1 << 20) as process:
+            assert process.stdout is not None
+            while head := process.stdout.read(12):
+                (size_bytes,) = struct.unpack_from("<Q", head)
+                yield process.stdout.read(size_bytes + 4)[:-4]
+        if process.returncode:
+            raise RuntimeError(f"penstock cat ended with status {process.returncode}")
+
+
+if __name__ == "__main__":
+    _loading.serve(TensorFlowWays)
