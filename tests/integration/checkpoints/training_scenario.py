@@ -41,7 +41,7 @@ def model_of(kind: str, *, width: int = WIDTH) -> torch.nn.Module:
         torch.nn.Dropout(0.4),
         torch.nn.Tanh(),
         torch.nn.Linear(width, width + 1),
-        torch.nn.LayerNorm(width + 1),
+        torch.nn.BatchNorm1d(width + 1),
         torch.nn.Linear(width + 1, 1),
     )
     if kind == "ddp":
@@ -69,9 +69,11 @@ def digest(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, loader: ps.Loader
 ) -> dict[str, str]:
     """Digests of everything that a checkpoint has to restore."""
-    weights, states = hashlib.sha256(), hashlib.sha256()
-    for value in model.state_dict().values():
-        weights.update(whole(value).numpy().tobytes())
+    weights, buffers, states = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    for value in model.parameters():
+        weights.update(whole(value.detach()).numpy().tobytes())
+    for value in model.buffers():  # each rank has its own
+        buffers.update(value.numpy().tobytes())
     for entries in optimizer.state_dict()["state"].values():
         for _, value in sorted(entries.items()):
             states.update(whole(value).numpy().tobytes())
@@ -79,6 +81,7 @@ def digest(
     rng.update(torch.get_rng_state().numpy().tobytes())
     return {
         "weights": weights.hexdigest(),
+        "buffers": buffers.hexdigest(),
         "optimizer": states.hexdigest() + repr(optimizer.state_dict()["param_groups"]),
         "scheduler": repr(sorted(scheduler.state_dict().items(), key=str)),
         "rng": rng.hexdigest(),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 _EXTRA = "_extra_state"
 _MODEL = "model."
+RANKS = "ranks."
 _STATES = "optimizer.state."
 _GROUPS = "optimizer.groups"
 
@@ -50,18 +51,29 @@ def bare_model(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def own_name(rank: int, key: str) -> str:
+    """Return the name of an item that a rank has for itself."""
+    return f"{RANKS}{rank}.{key}"
+
+
 def bare_name(name: str) -> str:
     """Return the name of a parameter without the wrappers around its modules."""
     return ".".join(each for each in name.split(".") if each not in _WRAPPERS)
 
 
 class ModelPart:
-    """Parameters and persistent buffers."""
+    """Parameters and persistent buffers.
+
+    Buffers that are not sharded, such as the statistics of batch normalization, are each rank's own: DDP takes those of rank 0
+    at the next step, and FSDP never makes them equal. The checkpoint has those of rank 0 under their names, and those of other
+    ranks, where they differ, under names that begin with ``ranks.RANK.``.
+    """
 
     def __init__(self, model: torch.nn.Module, *, rank: int, strict: bool = True) -> None:
         self._model = bare_model(model)
         self._rank = rank
         self._strict = strict
+        self._parameters = {bare_name(name) for name, _ in self._model.named_parameters(remove_duplicate=False)}
         self._rest: dict[str, Any] = {}
 
     def items(self) -> dict[str, torch.Tensor]:
@@ -72,8 +84,12 @@ class ModelPart:
             if _is_record(name, value):
                 if self._rank == 0:
                     items[key] = encoded(value, key)
-            else:
-                check_savable(key, value)
+                continue
+            check_savable(key, value)
+            is_own = bare_name(name) not in self._parameters and not isinstance(value, DTensor)
+            if is_own:
+                items[own_name(self._rank, key)] = value
+            if self._rank == 0 or not is_own:
                 items[key] = value
         return items
 
@@ -100,7 +116,9 @@ class ModelPart:
                 continue
             check_savable(key, value)
             check_same_shape(key, value, saved)
-            targets[key] = saved.target(key, value)
+            own = own_name(self._rank, key)
+            target = own if own in saved else key
+            targets[target] = saved.target(target, value)
         return targets
 
     def check(self, targets: Mapping[str, ReadTarget]) -> None:
@@ -116,7 +134,8 @@ class ModelPart:
         """Copy the values into the model's own tensors; what ``state_dict()`` had copied goes by ``load_state_dict``."""
         own = {_address(each) for each in (*self._model.parameters(), *self._model.buffers())}
         for name, value in self._model.state_dict().items():
-            target = targets.get(_MODEL + bare_name(name))
+            key = _MODEL + bare_name(name)
+            target = targets.get(own_name(self._rank, key), targets.get(key))
             if target is None or name in self._rest:
                 continue
             if _address(value) not in own:

@@ -15,10 +15,10 @@ from penstock.errors import ClosedError, ConfigError, StoreError
 from penstock.torch.batches import Stateful
 from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
-from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart
+from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
 from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
 from penstock.torch.checkpoint.rank_group import RankGroup
-from penstock.torch.checkpoint.saved_items import SavedItems
+from penstock.torch.checkpoint.saved_items import SavedItems, local
 from penstock.torch.checkpoint.snapshot import SnapshotMemory
 from penstock.torch.checkpoint.storage_reader import StorageReader
 from penstock.torch.checkpoint.storage_writer import StorageWriter
@@ -306,13 +306,17 @@ class _SaveJob:
         """Write what was captured, and remove what is not to be kept."""
         group = self._group
         claims = group.each(self._claim)
-        if len({step for step, _ in claims}) > 1:
+        if len({step for step, _, _ in claims}) > 1:
             raise ConfigError(f"the ranks save different steps; this one is step={self._step}")
-        if len({names for _, names in claims}) > 1:
+        if len({names for _, names, _ in claims}) > 1:
             raise ConfigError(
                 "the ranks have different parameters; Checkpoint saves models that are replicated or sharded",
                 hint="with pipeline parallelism, save the parts by torch.distributed.checkpoint",
             )
+        first = claims[0][2]
+        for key, digest in claims[group.rank][2].items():
+            if group.rank == 0 or digest == first.get(key):  # those of rank 0 have names of their own
+                del self._items[own_name(group.rank, key)]
         with StorageWriter(_directory_url(self._url, self._step), **self._options) as writer:
             write_items(group, writer, self._items, self._values)
         if self._keep_last is not None:
@@ -327,11 +331,21 @@ class _SaveJob:
                     "The checkpoint of step %d is saved, but older ones were not removed: %s", self._step, error
                 )
 
-    def _claim(self) -> tuple[int, bytes]:
+    def _claim(self) -> tuple[int, bytes, dict[str, bytes]]:
+        """Return what the ranks compare: the step, a digest of the names, and digests of what each rank has for itself."""
         if self.failure is not None:
             raise self.failure
-        names = sorted(name for name in self._items if name.startswith(("model.", "optimizer.state.")))
-        return self._step, hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
+        prefix = own_name(self._group.rank, "")
+        own = {name.removeprefix(prefix): value for name, value in self._values.items() if name.startswith(prefix)}
+        names = {name for name in self._items if name.startswith(("model.", "optimizer.state."))}
+        digests = {
+            name: _digest(local(value).cpu().reshape(-1).view(torch.uint8).numpy()) for name, value in own.items()
+        }
+        return self._step, _digest("\0".join(sorted(names | own.keys())).encode()), digests
+
+
+def _digest(data: Any) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _directory_url(url: str | os.PathLike[str], step: int) -> str:
