@@ -258,12 +258,13 @@ class CreateMultipart(NamedTuple):
 
 
 class PutPart(NamedTuple):
-    """Upload one part; ``Completion.value`` is a ``Part``."""
+    """Upload one part; ``Completion.value`` is a ``Part``. `crc32c` is that of the body, if the caller knows it."""
 
     key: Key
     upload_id: str
     part_number: int  # from 1, as S3 counts
     body: Buffer
+    crc32c: int | None = None
 
 
 class CompleteMultipart(NamedTuple):

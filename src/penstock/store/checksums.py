@@ -52,6 +52,31 @@ class _Crc:
         return self._value.to_bytes(self._length_bytes, "big")
 
 
+class PartsCrc:
+    """The CRC-32C of an object as a ``Hasher`` that takes those of its parts, so that no byte is read twice."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        """Add bytes."""
+        self.add(data)
+
+    def add(self, data: Buffer) -> int:
+        """Add a part, and return its own CRC-32C."""
+        from penstock.crc import combined_crc, crc32c
+
+        crc: int = crc32c(data)
+        self._value = combined_crc(self._value, crc, len(data))
+        return crc
+
+    def digest(self) -> bytes:
+        """Return the checksum of all parts so far, big-endian."""
+        return self._value.to_bytes(4, "big")
+
+
 @cache
 def _crc_function(name: str) -> Callable[[Buffer, int], int] | None:
     if name == "crc32c":

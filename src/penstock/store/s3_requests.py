@@ -185,8 +185,11 @@ def _list(endpoint: S3Endpoint, _options: S3Options, operation: ListPage) -> _Bu
     return "LIST", operation.prefix, "GET", "&".join(query), [], None
 
 
-def _checksum_headers(options: S3Options, body: Buffer) -> list[str]:
-    return [f"x-amz-checksum-{_CHECKSUM}: {checksums.encode(_CHECKSUM, body)}"] if options.upload_checksums else []
+def _checksum_headers(options: S3Options, body: Buffer, crc32c: int | None = None) -> list[str]:
+    if not options.upload_checksums:
+        return []
+    known = base64.b64encode(crc32c.to_bytes(4, "big")).decode() if crc32c is not None else None
+    return [f"x-amz-checksum-{_CHECKSUM}: {known or checksums.encode(_CHECKSUM, body)}"]
 
 
 def _put(_endpoint: S3Endpoint, options: S3Options, operation: Put) -> _Built:
@@ -209,7 +212,7 @@ def _create(_endpoint: S3Endpoint, options: S3Options, operation: CreateMultipar
 
 def _put_part(_endpoint: S3Endpoint, options: S3Options, operation: PutPart) -> _Built:
     query = f"?partNumber={operation.part_number}&uploadId={quote(operation.upload_id, safe='')}"
-    headers = _checksum_headers(options, operation.body) + options.key_headers()
+    headers = _checksum_headers(options, operation.body, operation.crc32c) + options.key_headers()
     return "PUT part", operation.key, "PUT", query, headers, operation.body
 
 

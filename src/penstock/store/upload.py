@@ -197,7 +197,7 @@ class Upload:
         self._if_absent = if_absent
         self._claim = _claim(if_absent=if_absent)
         self._checksum = getattr(core, "keeps_checksums", False) and core not in _wrong
-        self._hasher = checksums.hasher("crc32c") if self._checksum else None
+        self._hasher = checksums.PartsCrc() if self._checksum else None
         self._in_flight: InFlight[int] = InFlight(core)
         self.upload_id: str | None = None  # the store's name of the upload; None before the first part
         self.started = False
@@ -244,14 +244,13 @@ class Upload:
             self._collect()
         assert self.upload_id is not None
         self._lengths.append(length)
-        if self._hasher is not None:
-            self._hasher.update(body)
+        crc = self._hasher.add(body) if self._hasher is not None else None
         self._pending_bytes += length
         self._window.started(time.monotonic())
         number = len(self._lengths)
         if memory is not None:
             self._memory[number] = memory
-        self._in_flight.submit(PutPart(self._key, self.upload_id, number, body), number)
+        self._in_flight.submit(PutPart(self._key, self.upload_id, number, body, crc), number)
 
     def _is_full(self, length: int) -> bool:
         count = len(self._in_flight)

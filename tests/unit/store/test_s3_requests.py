@@ -135,3 +135,29 @@ def test_what_is_no_bucket_is_refused(name: str) -> None:
     """Names that no bucket has, and directory buckets, whose sessions are not spoken here."""
     with pytest.raises(ConfigError):
         endpoint(name)
+
+
+def test_a_known_checksum_of_a_part_is_sent() -> None:
+    """The header is the same whether the caller knows the CRC-32C or it is computed, and a wrong one is passed on as it is."""
+    from penstock.crc import crc32c
+
+    told = [
+        headers(build_request(endpoint(), S3Options(), PutPart("k", "u", 1, b"body", crc)))["x-amz-checksum-crc32c"]
+        for crc in (None, crc32c(b"body"), 1)
+    ]
+    assert told[0] == told[1] == base64.b64encode(crc32c(b"body").to_bytes(4, "big")).decode()
+    assert told[2] == base64.b64encode(b"\0\0\0\1").decode()
+
+
+def test_the_checksum_of_the_parts_is_that_of_the_whole() -> None:
+    """Parts of any lengths, empty ones too, give the CRC-32C of all bytes."""
+    from penstock.crc import crc32c
+    from penstock.store.checksums import PartsCrc
+
+    data = bytes(range(256)) * 40
+    for cuts in ((0,), (1,), (5000,), (1, 1, 700, 9000)):
+        crc, start = PartsCrc(), 0
+        for end in (*cuts, len(data)):
+            assert crc.add(data[start:end]) == crc32c(data[start:end])
+            start = end
+        assert crc.digest() == crc32c(data).to_bytes(4, "big")
