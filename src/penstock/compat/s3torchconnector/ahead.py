@@ -12,7 +12,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
-from penstock.compat.s3torchconnector.objects import FIRST_BYTES, WHOLE_BYTES_MAX, ObjectSource, first_part
+from penstock.compat.s3torchconnector.objects import WHOLE_BYTES_MAX, ObjectSource, first_part
+from penstock.config import KIB
 from penstock.errors import ConfigError
 from penstock.store.multi import MultiStore
 from penstock.types import Blob
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 UNREAD_MAX = 16
 """At 100 KB an object this is less than one part of a large one, and far fewer readers than most batches have."""
 
+UNKNOWN_BYTES_MIN = 256 * KIB
+"""As much memory is reserved for an object of unknown size; most pictures are shorter."""
+
 
 class ReadCounter:
     """Decides by the latest readers whether reading ahead pays, and how much of an object. Any thread may drop readers.
@@ -41,7 +45,7 @@ class ReadCounter:
 
     def __init__(self) -> None:
         self.is_wanted = True
-        self.unknown_bytes = FIRST_BYTES
+        self.unknown_bytes = UNKNOWN_BYTES_MIN
         self._against_count = 0  # in a row: readers that argue for the opposite of `is_wanted`
 
     def note_read(self) -> None:

@@ -10,6 +10,7 @@ from penstock.compat.s3torchconnector.options import S3ClientConfig
 from penstock.compose import connect, split_s3
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
+from penstock.store import s3  # noqa: F401 - forked workers inherit it; else each would import it at its first read
 from penstock.store.credentials import setting_endpoint_url
 
 if TYPE_CHECKING:

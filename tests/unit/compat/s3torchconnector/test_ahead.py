@@ -112,9 +112,20 @@ def test_a_dropped_iterator_cancels() -> None:
 def test_more_is_requested_of_objects_that_turn_out_long() -> None:
     """Of objects of unknown size that are longer than what was requested, twice as much is requested, up to 8 MiB."""
     counter = ReadCounter()
-    for length, wanted in ((100, 1), (1 << 20, 2), (1 << 20, 2), (2 << 20, 4), (4 << 20, 8), (8 << 20, 8)):
+    for length, wanted in (
+        (100, 1),
+        (1, 1),
+        (1 << 18, 2),
+        (1 << 18, 2),
+        (1 << 19, 4),
+        (1 << 20, 8),
+        (1 << 21, 16),
+        (1 << 22, 32),
+    ):
         counter.note_length(length)
-        assert counter.unknown_bytes == wanted << 20
+        assert counter.unknown_bytes == wanted << 18
+    counter.note_length(8 << 20)
+    assert counter.unknown_bytes == 8 << 20
 
 
 class Uris:
