@@ -217,6 +217,7 @@ def test_duckdb(frame: pd.DataFrame, options: dict[str, Any], bucket: str) -> No
         assert database.execute(f"SELECT answer FROM '{url}/out.parquet'").fetchone() == (42,)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # fsspec's block cache drops its file open
 def test_fsspecs_own_wrappers(options: dict[str, Any], bucket: str, tmp_path: Path) -> None:
     """Chained URLs, caching file systems, references and archives work on top."""
     files = fsspec.filesystem("s3", **options)
