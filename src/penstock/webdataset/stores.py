@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import penstock.store.hedged
@@ -12,7 +13,7 @@ import penstock.store.s3
 import penstock.store.traced
 import penstock.transport.engine  # noqa: F401 - workers that are forked would each spend 0.2 s on importing what reads S3
 from penstock.compose import connect, split
-from penstock.config import check_names
+from penstock.config import FetchConfig, check_names, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 STORES_MAX = 64
 """Buckets whose stores are kept, with what they know of regions and credentials; the one that was added first goes first."""
+
+WORKER_REQUESTS_MIN = 2
+"""Parts of 8 MiB in flight at first in a DataLoader worker: several workers read at the same time, and the samples of the first
+shard should not wait for those of the next ones. More are in flight as soon as a worker waits for data and that pays."""
 
 
 class ShardStores:
@@ -60,8 +65,18 @@ class ShardStores:
         if store is None:
             while len(self._stores) >= STORES_MAX:
                 del self._stores[next(iter(self._stores))]
-            store = self._stores[root] = connect(root, **self.options)
+            store = self._stores[root] = connect(root, **{"fetch": _fetch_here(), **self.options})
         return store, key
+
+
+def _fetch_here() -> FetchConfig | None:
+    """How a DataLoader worker reads: with its share of the machine's cores and of the bytes that a process may hold."""
+    torch = sys.modules.get("torch")
+    worker = None if torch is None else torch.utils.data.get_worker_info()
+    if worker is None:
+        return None
+    share_machine(worker.num_workers)
+    return FetchConfig(budget_bytes_max=default_budget_bytes() // worker.num_workers, requests_min=WORKER_REQUESTS_MIN)
 
 
 def _made_with(options: dict[str, Any]) -> ShardStores:
