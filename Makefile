@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -82,6 +82,7 @@ FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
 FRAMEWORK_feeds := grain spdl nvidia-dali-cuda120
+FRAMEWORK_doors := $(TORCH) lightning torchdata 'datasets>=4' webdataset tensorflow-cpu jax 'ministack>=1.5.20' boto3 trustme
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4' 'ministack>=1.5.20' boto3
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
@@ -125,6 +126,9 @@ test-huggingface: .venvs/huggingface/.ready  ## A pipeline as Hugging Face's Ite
 
 test-feeds: .venvs/feeds/.ready  ## Grain, SPDL and DALI (on the CPU) fed by penstock, in an environment of their own
 	.venvs/feeds/bin/python -m pytest tests/doors/feeds -q
+
+test-doors: .venvs/doors/.ready  ## The same samples through every door, in an environment of all libraries; WRITE=--write-page writes docs/reference/doors.md
+	.venvs/doors/bin/python -m pytest tests/doors/matrix -q $(WRITE)
 
 test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, and Ray Data on S3, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
