@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 import penstock as ps
 from exchanges import RawServer
 from penstock.cli.app import run
-from penstock.config import KIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+from penstock.config import KIB, MIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import (
     AccessDeniedError,
     CancelledOperationError,
@@ -33,7 +34,7 @@ from penstock.errors import (
     ThrottledError,
     UnavailableError,
 )
-from penstock.fetch import PlanItem
+from penstock.fetch import Budget, PlanItem
 from penstock.store.base import Wrapper
 from penstock.store.faulty import Faulty
 from penstock.store.retrying import Retrying
@@ -672,6 +673,32 @@ def test_closing_inside_a_backoff_leaves_nothing(
             threading.Event().wait(0.01)
         engine.close()
         assert sink.completion is not None
+
+
+def test_what_is_cancelled_gives_its_memory_back_without_the_collector(
+    faulty: FaultyServer, connect_faulty: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing an iterator returns the memory of what was in flight to the budget, although no cycle is collected."""
+    budget = Budget(64 * MIB)
+    monkeypatch.setattr("penstock.store.base.process_budget", lambda: budget)
+    faulty.objects["a"] = faulty.objects["b"] = bytes(8 * MIB)
+    store = connect_faulty(fetch=FetchConfig(part_bytes=MIB))
+    faulty.fail("stall", match="b", times=None, after_bytes=100)
+    gc.collect()
+    gc.disable()
+    try:
+        parts = store.read_parts(["a", "b"])
+        assert next(parts).key == "a"
+        while not any(request.fault == "stall" for request in faulty.requests):
+            threading.Event().wait(0.01)
+        parts.close()  # type: ignore[attr-defined]
+        del parts
+        deadline_s = time.monotonic() + 15
+        while budget.statistics().used_bytes > budget.statistics().free_bytes:
+            assert time.monotonic() < deadline_s, budget.statistics()
+            threading.Event().wait(0.01)
+    finally:
+        gc.enable()
 
 
 # ── throttling, hedging, limits ─────────────────────────────────────────────────────────────────────────────────────

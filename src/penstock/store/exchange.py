@@ -140,7 +140,9 @@ class Exchange(Resent, ABC, Generic[S]):
                 return
             self._fill(completion, answer)
         except Exception as error:
-            completion.error = self._explained(error if isinstance(error, StoreError) else unforeseen(error), answer)
+            explained = self._explained(error if isinstance(error, StoreError) else unforeseen(error), answer)
+            # Its frames refer to the completion, and so would keep the landing until the collector finds the cycle.
+            completion.error = explained.with_traceback(None)
         self.transfers.clear()
         try:
             failure = completion.error

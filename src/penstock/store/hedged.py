@@ -310,7 +310,7 @@ class HedgedOperation(Relay):
         try:
             landing.append(body)
         except StoreError as error:
-            completion.error = error
+            completion.error = error.with_traceback(None)  # whose frames refer to the completion: a cycle
         completion.landing = landing
 
 

@@ -315,4 +315,4 @@ class _RetriedOperation(Resent, Relay):
                 completion.verified = verify(info.checksums, target.view)
             except ChecksumError as error:
                 error.operation, error.url = "GET", self.owner.describe(operation.key)
-                completion.error = error
+                completion.error = error.with_traceback(None)  # whose frames refer to the completion: a cycle

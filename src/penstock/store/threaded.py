@@ -184,7 +184,8 @@ class BlockingJob:
             self.check()
             self._perform.perform(self)
         except Exception as error:
-            completion.error = failure = self._perform.as_store_error(error, self.operation)
+            failure = self._perform.as_store_error(error, self.operation)
+            completion.error = failure.with_traceback(None)  # whose frames refer to the completion: a cycle
             failure.attempts_count, failure.elapsed_s = 1, time.monotonic() - self.submitted_s
         self._answered = True
         completion.attempts = (self._attempt(completion),)

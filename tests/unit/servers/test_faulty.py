@@ -201,6 +201,8 @@ TRIED: dict[str, Any] = {
     "429": lambda a: a.status == 429,
     "slow_down": lambda a: a.status == 503 and b"<Code>SlowDown</Code>" in a.body,
     "403": lambda a: a.status == 403 and b"AccessDenied" in a.body,
+    "quota": lambda a: a.status == 403 and b"QuotaExceeded" in a.body,
+    "507": lambda a: a.status == 507 and b"XMinioStorageFull" in a.body,
     "expired_token": lambda a: a.status == 400 and b"ExpiredToken" in a.body,
     "expired_token_403": lambda a: a.status == 403 and b"ExpiredToken" in a.body,
     "time_skewed": lambda a: a.status == 403 and b"RequestTimeTooSkewed" in a.body and "date" in a.headers,
