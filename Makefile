@@ -161,7 +161,7 @@ test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for P
 	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q
 
 test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 1, 2 and 4 ranks, at many random moments
-	$(BIN)/python -m pytest tests/integration/checkpoints -q -m heavy
+	$(BIN)/python -m pytest tests/integration/checkpoints -q -n 2 -m heavy
 
 test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
 	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy

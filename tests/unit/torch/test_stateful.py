@@ -56,7 +56,14 @@ def test_a_restored_loader_continues(tmp_path: Path, workers: int, persistent: b
     assert seen + numbers(batches) + numbers(loader) == whole
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 8}, {"batch_size": 2, "num_workers": 1, "drop_last": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 8},
+        pytest.param({"batch_size": 2, "num_workers": 1, "drop_last": True}, marks=pytest.mark.server),
+    ],
+)
 @pytest.mark.parametrize("loader_type", [torch.utils.data.DataLoader, stateful.StatefulDataLoader])
 def test_batches_of_batches_are_refused(tmp_path: Path, loader_type: Any, options: dict[str, Any]) -> None:
     """A DataLoader that would stack whole batches is an error that says what to write; a collate_fn may unpack them."""

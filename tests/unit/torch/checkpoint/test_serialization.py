@@ -228,6 +228,7 @@ def test_a_failed_save_leaves_the_earlier_one(url: str) -> None:
     assert same(state(), ps.torch.load(url))
 
 
+@pytest.mark.server
 def test_memory_is_held_once(tmp_path: Path) -> None:
     """Loading 200 MB raises the peak of memory by little more, and dropping the tensors gives it back."""
     torch.save({str(index): torch.ones(5_000_000) for index in range(10)}, tmp_path / "x.pt")
