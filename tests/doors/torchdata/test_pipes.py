@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,8 +81,11 @@ def test_fsspec(s3_endpoint: S3Server, bucket: str, shards: dict[str, bytes], wo
     assert ps.fsspec.PenstockS3FileSystem(**options).cat_file(f"{bucket}/a") == b"saved"
 
 
-def test_iopath(s3_endpoint: S3Server, bucket: str, shards: dict[str, bytes]) -> None:
+def test_iopath(
+    s3_endpoint: S3Server, bucket: str, shards: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files are listed, opened and saved by iopath with penstock's handler."""
+    monkeypatch.chdir(tmp_path)  # the saver takes URLs for local paths when it makes its lock files
     from iopath.common.file_io import PathManager
 
     from penstock.iopath import PenstockPathHandler
