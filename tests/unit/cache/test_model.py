@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +101,7 @@ class Model:
 
 @settings(max_examples=70, deadline=None)
 @given(operations, st.sampled_from([10**8, 8 * 8192]))
+@pytest.mark.server
 def test_any_history_reads_as_a_dictionary(history: list[tuple[Any, ...]], bytes_max: int) -> None:
     """Without a TTL, every read and listing matches the store, and the limit is kept."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

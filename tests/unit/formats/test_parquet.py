@@ -232,6 +232,7 @@ def grown(kind: str) -> bytes:
         ("long constants", "CorruptShardError"),
     ],
 )
+@pytest.mark.server
 def test_few_bytes_take_little_memory(kind, said, tmp_path):
     """What a row group becomes is bounded before it is decoded; a value that many rows share is held once."""
     (tmp_path / "s.parquet").write_bytes(grown(kind))

@@ -225,6 +225,7 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int,
     box=boxes(), source=st.sampled_from(DTYPES), target=st.sampled_from([None, torch.float64]), gaps=st.booleans(),
     block_bytes=st.integers(1, 40), piece_bytes=st.integers(1, 60), staged_bytes=st.integers(1, 100),
 )  # fmt: skip
+@pytest.mark.server
 def test_any_box_of_a_tensor(
     box: Any,
     source: torch.dtype,

@@ -78,6 +78,7 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.server
 def test_a_restored_run_is_the_same(tmp_path: Path, url: str, wait: bool) -> None:
     """From each of several checkpoints, a new run makes the same steps; saving changes nothing."""
     write_counted(tmp_path, (9, 4, 7))
@@ -219,6 +220,7 @@ def test_extras(url: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch.compile's own import
+@pytest.mark.server
 def test_names_are_those_of_the_bare_model(url: str) -> None:
     """A compiled model with checkpointed activations is restored as a plain one."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
