@@ -169,8 +169,8 @@ TELLING: dict[str, Callable[[], object]] = {
     ).join(f"https://u:{SECRET}@h/t.csv?{SECRET}"),
 }  # fmt: skip
 ELSEWHERE = {
-    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "describe", "explain", "open", "peek",
-    "set_process_budget", "warm_cache",
+    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "describe", "download_directory", "explain",
+    "open", "peek", "set_process_budget", "upload_directory", "warm_cache",
 }  # fmt: skip
 """Calls that do something, and what they give: below."""
 
@@ -277,6 +277,16 @@ def test_stores(witness: Witness, signed: Callable[[str], str], tmp_path: Path) 
         witness.see_files(tmp_path)
     else:  # a query without names may be what tells one object from another: an access profile keeps it
         witness.see_files(tmp_path / "cache")
+
+
+def test_directories(witness: Witness, signed: Callable[[str], str], tmp_path: Path) -> None:
+    """A directory that cannot be uploaded or downloaded is an error that does not show the signature of its URL."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    for url in (signed("model/"), f"https://u:{SECRET}@127.0.0.1:9/model/?sig={SECRET}"):
+        witness.fails(lambda: ps.upload_directory(tmp_path / "model", url), url)  # noqa: B023
+        witness.fails(lambda: ps.download_directory(url, tmp_path / "copy"), url)  # noqa: B023
+    witness.see_files(tmp_path)
 
 
 def test_a_server_that_repeats_what_it_was_asked(witness: Witness, server: FaultyServer) -> None:
