@@ -69,7 +69,7 @@ def remove_replaced(store: Store, directory: str, manifest: CheckpointManifest) 
     Args:
         store: Store of the run.
         directory: Prefix of the checkpoint's directory.
-        manifest: That of the checkpoint that is committed there.
+        manifest: Manifest of the checkpoint that is committed there.
     """
     present = list_directory(store, directory)
     replaced = {save for name in present if (save := _save_of(name)) is not None} - {manifest.save_id}

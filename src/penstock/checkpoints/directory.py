@@ -40,7 +40,7 @@ class CheckpointInfo:
         status: ``"whole"``: committed, and every file is there with its size. ``"unchecked"``: committed by a writer without
             a manifest, so nobody can tell. ``"damaged"``: committed, but a file is missing or has another size.
             ``"unfinished"``: not committed, because the save is running or was killed. ``"missing"``: there is nothing.
-        problem: What is wrong with it, and in which file; None if nothing is known to be wrong.
+        problem: The defect, with the name of its file; None if none is known.
         size_bytes: Size of its files; of an unfinished one, of what is there.
         files_count: Number of its files.
         world_size: Number of ranks that saved it; None if there is no manifest.
@@ -146,7 +146,7 @@ def check_files(
         store: The store.
         prefix: Prefix of the directory.
         manifest: The manifest.
-        present: What is there, as ``list_directory`` returns it.
+        present: Contents of the directory, as ``list_directory`` returns them.
     """
     found = []
     for file in manifest.files:
@@ -166,7 +166,7 @@ def committed_manifest(store: Store, prefix: str, present: Mapping[str, ObjectIn
     Args:
         store: The store.
         prefix: Prefix of the directory.
-        present: What is there, with the commit marker.
+        present: Contents of the directory, with the commit marker.
 
     Raises:
         CheckpointError: The manifest is missing, damaged, or of another save.

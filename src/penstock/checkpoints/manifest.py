@@ -53,10 +53,10 @@ class CheckpointFile:
     """A data file.
 
     Attributes:
-        name: Its name in the checkpoint's directory; it may contain slashes.
-        size_bytes: Its size.
+        name: Name of the file in the checkpoint's directory; it may contain slashes.
+        size_bytes: Size of the file in bytes.
         crc32c: CRC-32C of all its bytes.
-        items: What it contains, in the order of the offsets.
+        items: Contents of the file, in the order of the offsets.
     """
 
     name: str

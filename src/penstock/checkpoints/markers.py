@@ -49,7 +49,7 @@ class SaveMarker:
         directory: Prefix of the checkpoint's directory below the run's URL.
         over: Whether the save has ended, so that its files may be deleted.
         renewed_s: When the marker was written last, in seconds since the epoch, by the store's clock.
-        holder: What the marker says about the process; empty if it cannot be read.
+        holder: Description of the process in the marker; empty if it cannot be read.
     """
 
     save_id: str

@@ -225,7 +225,7 @@ class SafetensorsIndex:
 
     Attributes:
         files: Name of the file by name of the tensor.
-        metadata: What was saved beside it; ``total_size`` is the size of all tensors in bytes.
+        metadata: Values saved beside it; ``total_size`` is the size of all tensors in bytes.
     """
 
     files: Mapping[str, str]

@@ -46,7 +46,7 @@ class Pairs:
         files: The file system.
 
     Attributes:
-        found: What is known of the sources: their entries by path, and None for a path that was not listed.
+        found: Entries of the sources by path, and None for a path that was not listed.
         pairs: Pairs of source and target.
     """
 

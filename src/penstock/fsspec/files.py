@@ -312,7 +312,7 @@ def compressed(file: Any, path: str, *, mode: str, compression: str) -> Any:
 
     Args:
         file: A reader or a writer of this module.
-        path: Its path, from whose suffix ``"infer"`` takes the compression.
+        path: Path of the file, from whose suffix ``"infer"`` takes the compression.
         mode: Mode in which `file` was opened.
         compression: fsspec's name of the compression.
 

@@ -34,7 +34,7 @@ def file_entry(base: str, info: ObjectInfo) -> Entry:
     """Return what fsspec's ``info`` and ``ls`` say about an object.
 
     Args:
-        base: What the paths of the store begin with.
+        base: Beginning of all paths of the store.
         info: The object.
     """
     seconds = info.last_modified_s
@@ -69,7 +69,7 @@ def list_tree(store: Store, folder: str, *, stem: str, depth_max: int | None) ->
     Args:
         store: The store.
         folder: Prefix of the folder: empty, or with a slash at its end.
-        stem: What the names in the folder must begin with.
+        stem: Beginning of the names in the folder.
         depth_max: The most levels to descend, from 1; None descends into all.
 
     Cost: one request per 1 000 keys; with a `depth_max`, one for each directory, 64 of them at a time.

@@ -16,7 +16,7 @@ class StorePath(NamedTuple):
 
     Attributes:
         url: URL of the store.
-        base: What the paths of the store begin with; ``base + key`` is a path.
+        base: Beginning of all paths of the store; ``base + key`` is a path.
         key: Key in the store; empty for the store itself.
     """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.transport import HttpAnswer, HttpRequest
     from penstock.types import Landing, Operation, Sink, Transfer
 
-S = TypeVar("S", bound=Store)
+StoreT = TypeVar("StoreT", bound=Store)
 
 _NO_CHECKSUMS: dict[str, str] = {}
 
@@ -54,7 +54,7 @@ class RemoteStore(Store):
             raise ClosedError(f"{self.describe('')} was closed", hint="connect() returns a new store")
 
 
-class Exchange(Resent, ABC, Generic[S]):
+class Exchange(Resent, ABC, Generic[StoreT]):
     """An operation and its HTTP exchange: the transport's sink and the caller's transfer in one object.
 
     Args:
@@ -65,7 +65,7 @@ class Exchange(Resent, ABC, Generic[S]):
 
     __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfers", "whole")
 
-    def __init__(self, store: S, operation: Operation, sink: Sink) -> None:
+    def __init__(self, store: StoreT, operation: Operation, sink: Sink) -> None:
         self.store = store
         self.operation = operation
         self.sink = sink

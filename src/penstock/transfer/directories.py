@@ -163,7 +163,7 @@ class _DirectoryListing(NamedTuple):
     """The files of a directory, or the objects below a prefix.
 
     Attributes:
-        keys: What the listing says of each, by its name relative to the directory.
+        keys: Listed record of each file, by its name relative to the directory.
     """
 
     keys: dict[str, ObjectInfo]

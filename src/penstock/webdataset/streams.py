@@ -191,7 +191,7 @@ class _ShardStream(io.RawIOBase):
     Args:
         streams: Where its chunks come from until it is left.
         place: Where the object lies.
-        chunk: Its first chunk.
+        chunk: First chunk of the object.
     """
 
     mode = "rb"

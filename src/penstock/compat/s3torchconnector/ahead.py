@@ -40,7 +40,7 @@ class ReadCounter:
 
     Attributes:
         is_wanted: Whether objects are to be read ahead.
-        unknown_bytes: How much to request of an object of unknown size, in bytes. It grows while that is not all of it.
+        unknown_bytes: Bytes to request of an object of unknown size. They grow while that is not all of it.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ class ReaderKind(Protocol):
     """One of the kinds of readers that ``S3ReaderConstructor`` names.
 
     Attributes:
-        name: What ``get_reader_type_string`` returns.
+        name: Name of the type, which ``get_reader_type_string`` returns.
         is_ahead: Whether a data set reads objects ahead for these readers.
     """
 

@@ -30,8 +30,8 @@ class ObjectLocation(NamedTuple):
 
     Attributes:
         bucket: Name of its bucket.
-        key: Its key.
-        size_bytes: Its size in bytes when it was listed; None if it was not.
+        key: Key of the object.
+        size_bytes: Size in bytes when the object was listed; None if it was not.
     """
 
     bucket: str
@@ -71,7 +71,7 @@ class ObjectSource:
     Args:
         stores: The stores.
         location: The object.
-        answer: Its first part, if it was read ahead, or the error that reading it ended with.
+        answer: First part of the object, if it was read ahead, or the error that reading it ended with.
         demand: Learns whether the object is used.
     """
 
@@ -223,7 +223,7 @@ def first_part(location: ObjectLocation, *, key: str | None = None, unknown_byte
     Args:
         location: The object.
         key: Key in the store that is read, if it is not the object's own.
-        unknown_bytes: How much to request of an object of unknown size, in bytes; as much memory is reserved for it.
+        unknown_bytes: Bytes to request of an object of unknown size; as much memory is reserved for it.
     """
     key, size_bytes = key or location.key, location.size_bytes
     if size_bytes is None:

@@ -34,7 +34,7 @@ class StoredStorage(NamedTuple):
     """One storage in an archive.
 
     Attributes:
-        key: Its name in the pickle.
+        key: Name of the storage in the pickle.
         header_offset: Offset of the member's header in the file.
         start: Offset of its first byte in the file.
         end: Offset after its last byte.

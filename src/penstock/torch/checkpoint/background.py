@@ -25,7 +25,7 @@ class BackgroundSave:
 
     Args:
         call: The function.
-        what: What it does, for the message at exit.
+        what: Description of the save, for the message at exit.
     """
 
     def __init__(self, call: Callable[[], None], what: str) -> None:

@@ -31,7 +31,7 @@ def write_items(
     Args:
         group: The ranks.
         writer: Where to write; it belongs to this checkpoint.
-        items: What this rank contributes: tensors whose shape and shards are saved.
+        items: Contribution of this rank: tensors whose shape and shards are saved.
         values: The values of this rank's shards, by name.
 
     Raises:
@@ -65,7 +65,7 @@ def read_items(
 
     Args:
         group: The ranks.
-        reader: What to read; it belongs to this checkpoint.
+        reader: Reader to use; it belongs to this checkpoint.
         request: Returns, from what the checkpoint holds, the items that this rank needs.
 
     Returns:

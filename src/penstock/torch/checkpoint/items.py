@@ -91,7 +91,7 @@ def write_tensor(
         write: Called with each piece; the pieces of the tensor's own memory stay valid as long as the tensor.
         offset_bytes: Position of the item in the file.
         tensor: The tensor, on any device.
-        name: Its name in the state dict, for messages.
+        name: Name of the tensor in the state dict, for messages.
         block_bytes: Length of the blocks that get a checksum each.
 
     Raises:

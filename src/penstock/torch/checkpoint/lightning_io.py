@@ -66,7 +66,7 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
         """Save a checkpoint; an earlier one of this path remains until the new one is whole.
 
         Args:
-            checkpoint: What Lightning saves.
+            checkpoint: Dict that Lightning saves.
             path: URL or path of the file.
             storage_options: Options of ``penstock.connect`` for this save, which take precedence over those of the plugin.
 

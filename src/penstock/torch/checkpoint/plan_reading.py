@@ -69,7 +69,7 @@ class PlanReader:
         store: The store.
         directory: Prefix of the checkpoint's directory in it.
         metadata: Metadata of the checkpoint.
-        manifest: Its manifest; None if its writer left none.
+        manifest: Manifest of the checkpoint; None if its writer left none.
         planner: The planner, which has the tensors to load into.
     """
 
@@ -304,7 +304,7 @@ class _Box:
     """A box of a saved tensor in row-major order.
 
     Attributes:
-        lengths: Its size in each dimension.
+        lengths: Size in each dimension.
         strides: Distance of neighbours in each dimension, in elements.
         span: The bytes of the tensor from the box's first element to its last.
         is_dense: Whether all bytes of the span belong to the box.

@@ -19,7 +19,7 @@ def encoded(value: Any, what: str) -> torch.Tensor:
 
     Args:
         value: Numbers, strings, None, tensors, and lists, tuples, dicts of them.
-        what: What it is, for the message.
+        what: Description of the value, for the message.
 
     Raises:
         ConfigError: The value holds an object of another class, which could not be read again.

@@ -57,7 +57,7 @@ def save(
     visible, and an existing object of the same name remains unchanged.
 
     Args:
-        obj: What to save.
+        obj: Object to save.
         url: URL of the object, with any scheme that ``penstock.connect`` supports.
         part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; None takes 8 MiB.
         if_absent: Whether to refuse to replace an object; ``ObjectExistsError`` is then raised at the end.

@@ -50,7 +50,7 @@ class Checkpoint:
 
     Args:
         model: The model.
-        optimizer: Its optimizer, made after the model was sharded or moved; None saves none.
+        optimizer: Optimizer of the model, made after the model was sharded or moved; None saves none.
         loader: The ``Loader``, or whatever hands out the batches (``ps.torch.Prefetch``, a ``StatefulDataLoader``). The
             saved state is that of the batches that the training loop received, whatever has been read ahead.
         scheduler: A learning rate scheduler, or any object with ``state_dict()`` whose state is the same on all ranks.

@@ -44,7 +44,7 @@ class S3LightningCheckpoint(LightningCheckpointIO):
         """Save a checkpoint; an earlier one of this path remains until the new one is whole.
 
         Args:
-            checkpoint: What Lightning saves.
+            checkpoint: Dict that Lightning saves.
             path: ``s3://`` URI of the object, a str.
             storage_options: Options of ``penstock.connect`` for this save.
 
