@@ -31,7 +31,8 @@ class RunningGateway:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         started_with = environment | dict(upstream or {})
         started_with["PENSTOCK_GATEWAY_KEYS"] = f"{ACCESS_KEY}:{SECRET_KEY}:rw"
-        command = [sys.executable, "-m", "penstock", "gateway", "--port", "0", "--cache", f"{folder}/cache:2GB", *flags]
+        cache = f"{folder}/cache:2GB,free_ratio_min=0"  # a machine whose disk is nearly full would not keep anything
+        command = [sys.executable, "-m", "penstock", "gateway", "--port", "0", "--cache", cache, *flags]
         self._process = subprocess.Popen(command, env=started_with, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()

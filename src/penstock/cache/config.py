@@ -68,7 +68,9 @@ class CacheConfig:
 
     @classmethod
     def of(cls, value: CacheConfig | str | os.PathLike[str]) -> CacheConfig:
-        """Return `value` if it is a config, or make one from ``"PATH:SIZE"``.
+        """Return `value` if it is a config, or make one from ``"PATH:SIZE"``, e.g. ``"/nvme/penstock:200GB"``.
+
+        ``"PATH:SIZE,free_ratio_min=0.01"`` also sets the share of the file system that must remain free.
 
         Raises:
             ConfigError: `value` is neither a config nor such a text.
@@ -81,7 +83,17 @@ class CacheConfig:
         path, colon, size = text.rpartition(":")
         if not colon or not path:
             raise ConfigError(f"cache={text!r} does not say how large the cache may become", hint=_HINT)
-        return cls(path, parse_bytes(size, option="cache="))
+        size, comma, rest = size.partition(",")
+        bytes_max = parse_bytes(size, option=f"cache={text!r}:")
+        if not comma:
+            return cls(path, bytes_max)
+        name, _, ratio = rest.partition("=")
+        try:
+            if name.strip() == "free_ratio_min":
+                return cls(path, bytes_max, free_ratio_min=float(ratio))
+        except ValueError:
+            pass
+        raise ConfigError(f"cache={text!r}: after the size, {rest!r} is not free_ratio_min=NUMBER", hint=_HINT)
 
     def whole_blocks(self, part_bytes: int) -> int:
         """Return a size of read-ahead parts that fits the blocks.

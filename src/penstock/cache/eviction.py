@@ -98,7 +98,11 @@ class Evictor:
             finally:
                 if alone:
                     self._directory.leases.release(_LEASE)
-        return self._counted(sizes_bytes)
+        if self._counted(sizes_bytes):
+            return True
+        if self._directory.free_bytes(self._config.free_ratio_min) < sum(sizes_bytes.values()):
+            self._directory.failures.warn_of_space(self._config.free_ratio_min)
+        return False
 
     def _counted(self, sizes_bytes: Mapping[int, int]) -> bool:
         return self._directory.count(sizes_bytes, self._config.bytes_max, free_ratio_min=self._config.free_ratio_min)

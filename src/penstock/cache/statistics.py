@@ -111,6 +111,7 @@ class DiskFailures:
     def __init__(self, path: str) -> None:
         self._path = path
         self._counts: Counter[str] = Counter()
+        self._has_warned_of_space = False
         self._paused_until_s = 0.0
         self._lock = threading.Lock()
 
@@ -132,6 +133,23 @@ class DiskFailures:
             self._paused_until_s = time.monotonic() + PAUSE_S
         reason = getattr(error, "strerror", None) or str(error)
         self._count(f"{what} {kind}", f"{what} failed: {reason}; {_CONSEQUENCES.get(what, '')}")
+
+    def warn_of_space(self, free_ratio_min: float) -> None:
+        """Log a warning, once, that nothing is kept because the disk is nearly full, which is not a failure.
+
+        Args:
+            free_ratio_min: Share of the file system that must remain free.
+        """
+        with self._lock:
+            is_first, self._has_warned_of_space = not self._has_warned_of_space, True
+        if is_first:
+            log.warning(
+                "cache: %g%% of %s's disk must remain free, and less is: what is read is not kept (logged once). Free "
+                "some space, or allow less, e.g. %s:10GB,free_ratio_min=0.01",
+                100 * free_ratio_min,
+                self._path,
+                self._path,
+            )
 
     def note_corrupt(self, text: str) -> None:
         """Count a corrupt entry, and log `text` as a warning if it is the first."""

@@ -652,13 +652,25 @@ def test_a_quota_below_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert store.statistics().fetched_bytes == before
 
 
-def test_free_space_is_left(world: World) -> None:
-    """If less space is free than must remain free, nothing is stored, and no failure is counted."""
+def test_free_space_is_left(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """If less space is free than must remain free, nothing is stored, one warning says so, and no failure is counted."""
     world.memory.write("k", content(9000))
     store = world.cache(free_ratio_min=0.999)
     assert epoch(store) == content(9000)
     assert store.statistics().stored_count == 0
     assert store.statistics().refused_count == 3
+    assert not store.statistics().troubles
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "penstock.cache")
+    assert f"99.9% of {world.folder}'s disk must remain free" in warning
+
+
+def test_a_cache_at_its_limit_does_not_warn_of_the_disk(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A cache that evicts because of its own limit says nothing about the disk."""
+    world.memory.write("k", content(64 * BLOCK_BYTES))
+    store = world.cache(bytes_max=20 * BLOCK_BYTES)
+    epoch(store)
+    assert store.statistics().evicted_count > 0
+    assert not caplog.records
 
 
 def test_a_disk_that_others_fill_costs_what_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,21 @@ def test_the_short_spelling() -> None:
     assert str(CacheConfig.of("here:10MB").path).startswith("/")
 
 
+def test_the_short_spelling_of_free_space() -> None:
+    """What must remain free may follow the size."""
+    config = CacheConfig.of("/nvme/a,b:200GB,free_ratio_min=0.01")
+    assert (config.path, config.bytes_max, config.free_ratio_min) == ("/nvme/a,b", 200 * 10**9, 0.01)
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "0.01", "free_ratio_min", "free_ratio_min=", "free_ratio_min=1.5", "block_bytes=4096"]
+)
+def test_what_cannot_follow_the_size(rest: str) -> None:
+    """Anything else after the size is refused by a message that names the setting."""
+    with pytest.raises(ConfigError, match="free_ratio_min"):
+        CacheConfig.of(f"/nvme/penstock:200GB,{rest}")
+
+
 @pytest.mark.parametrize("value", ["/nvme/penstock", ":10GB", "/x:", 7, None])
 def test_what_is_no_cache(value: object) -> None:
     """A path without a size is refused with a hint, since a cache must be bounded."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB, MIB, check_number, check_whole
 from penstock.errors import ConfigError
 from penstock.gateway.serving.values import suggestion
-from penstock.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,15 +90,15 @@ def _check_cache(config: GatewayConfig) -> None:
     from penstock.cache import CacheConfig
 
     place = f"{config.names.of('cache')}={config.cache!r}"
-    path, colon, size = config.cache.rpartition(":")
+    path, colon, _ = config.cache.rpartition(":")
     if config.cache and not (colon and path):
         raise ConfigError(f"{place} must be PATH:SIZE", hint="e.g. /nvme/penstock:200GB, or none to keep nothing")
     if config.cache:
-        size_bytes = parse_bytes(size, option=f"{place}:")
         try:
-            CacheConfig(path, size_bytes)
+            CacheConfig.of(config.cache)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error.what}", hint=error.hint) from None
+            what = error.what.removeprefix(f"cache={config.cache!r}: ")
+            raise ConfigError(f"{place}: {what}", hint=error.hint) from None
 
 
 def _check_results(config: GatewayConfig) -> None:
