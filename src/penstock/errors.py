@@ -122,6 +122,10 @@ class PenstockError(Exception):
         text = self._context()
         return printable(f"{text}. Hint: {self.hint}" if self.hint else text, lines=True)
 
+    def __repr__(self) -> str:
+        """Return the class and all that ``str`` tells: many libraries report an error by its repr alone."""
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in self.FIELDS}
         return partial(type(self), self.what, hint=self.hint, **fields), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import errno
 import pickle
 
@@ -100,6 +101,20 @@ def test_the_message_names_everything_known() -> None:
     assert str(error) == (
         "GET s3://b/k bytes [5, 9): it broke (503 SlowDown, 3 attempts in 1.23 s, request id R1). Hint: mend it"
     )
+
+
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_the_repr_tells_what_the_message_tells(kind: type[PenstockError]) -> None:
+    """The repr is the class and the message on one line, with the URL and without its secrets, also of a copy."""
+    signed = "s3://user:secret@b/shard.tar?X-Amz-Signature=0123456789abcdef"
+    fields = {name: signed for name in ("url", "shard") if name in kind.FIELDS}
+    error = kind(f"it broke\nat {signed}", hint=f"mend {signed}", **fields)
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert repr(each) == f"{kind.__name__}({str(error)!r})"
+        assert "b/shard.tar" in repr(each)
+        assert "\n" not in repr(each)
+        assert not any(hidden in repr(each) for hidden in ("secret", "0123456789abcdef", "user"))
+        assert each.args == error.args
 
 
 def test_errno_of_any_exception() -> None:
