@@ -62,8 +62,8 @@ def connect(
 
     Args:
         url: ``s3://bucket[/prefix/]``, ``s3://ARN[/prefix/]`` of an access point or an Object Lambda access point,
-            ``file:///dir`` or a plain path, ``http(s)://host/base/`` (read only), ``memory://name``, or any scheme that fsspec
-            knows. Keys are relative to it. Aliases of access points are used like names of buckets.
+            ``file:///dir`` or a plain path, ``http(s)://host/base/`` (read only), ``memory://name[/prefix/]``, or any scheme
+            that fsspec knows. Keys are relative to it. Aliases of access points are used like names of buckets.
         endpoint_url: URL of an S3-compatible store. The default is ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the config
             file, or else Amazon.
         region: Region of the bucket. The default is ``AWS_REGION``, the config file, or else us-east-1; if it is wrong, the
@@ -231,7 +231,8 @@ def _local_or_foreign(url: str) -> Store:
     if scheme == "memory":
         from penstock.store.memory import MemoryStore
 
-        return MemoryStore(name=url.partition("://")[2])
+        name, _, prefix = url.partition("://")[2].partition("/")
+        return MemoryStore(name=name, prefix=prefix)
     if scheme in ("", "file"):
         from penstock.store.local import LocalStore
 

@@ -136,7 +136,7 @@ def root_url(store: Store) -> str:
     url = store.describe("")
     if url.startswith("file://"):
         return url.removeprefix("file://")  # as a path, in which nothing is quoted
-    return url.rstrip("/") if url.startswith("memory://") else url
+    return url
 
 
 def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:

@@ -77,13 +77,18 @@ class MemoryStore(ThreadedStore):
         objects: Objects to begin with, by key; they are copied.
         name: Stores of one name share their objects within the process (``memory://name``), and pickle as their name. A
             store without a name shares nothing, and pickles as a copy of its objects.
+        prefix: The store is the part of `name` below this prefix, to which its keys are relative (``memory://name/prefix/``).
+            A slash is added at its end.
 
     Cost: One thread from the first operation to ``close()``; one copy of the bytes in, and one out.
     """
 
-    def __init__(self, objects: Mapping[Key, Buffer] | None = None, *, name: str | None = None) -> None:
+    def __init__(
+        self, objects: Mapping[Key, Buffer] | None = None, *, name: str | None = None, prefix: str = ""
+    ) -> None:
         super().__init__(threads_max=1, name=f"memory-{name or ''}")
         self.name = name
+        self.prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
         if name is None:
             self._bucket = _Bucket()
         else:
@@ -92,54 +97,65 @@ class MemoryStore(ThreadedStore):
         with self._bucket.lock:
             for key, data in (objects or {}).items():
                 self.check_key(key)
-                self._bucket.put(key, bytes(data), _etag(data), if_absent=False)
+                self._bucket.put(self.prefix + key, bytes(data), _etag(data), if_absent=False)
 
     def describe(self, key: Key) -> str:
-        """Return ``memory://name/key``."""
-        return f"memory://{self.name or ''}/{key}"
+        """Return ``memory://name/prefix/key``."""
+        return f"memory://{self.name or ''}/{self.prefix}{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name is not None:
-            return partial(MemoryStore, name=self.name), ()
+            return partial(MemoryStore, name=self.name, prefix=self.prefix), ()
         with self._bucket.lock:
-            return MemoryStore, ({key: found.data for key, found in self._bucket.objects.items()},)
+            objects = {self._relative(key): found.data for key, found in self._bucket.objects.items()}
+            return partial(MemoryStore, prefix=self.prefix), (objects,)
 
     def __repr__(self) -> str:
-        return f"<MemoryStore {self.name or 'without a name'}, {len(self._bucket.objects)} objects>"
+        place = f"{self.name}/{self.prefix}".rstrip("/") if self.name else "without a name"
+        return f"<MemoryStore {place}, {len(self._bucket.objects)} objects>"
+
+    def _relative(self, key: str) -> Key:
+        return key[len(self.prefix) :]
+
+    def _own(self, info: ObjectInfo) -> ObjectInfo:
+        """Return a record of the shared objects as one of this store, whose keys are relative to its prefix."""
+        return info._replace(key=self._relative(info.key)) if self.prefix else info
 
     def _get(self, operation: Get, job: BlockingJob) -> None:
         with self._bucket.lock:
-            found = self._bucket.get(operation.key, operation.if_match)
-        job.completion.info = found.info
-        span = span_within(operation, found.info.size_bytes)
+            found = self._bucket.get(self.prefix + operation.key, operation.if_match)
+        info = job.completion.info = self._own(found.info)
+        span = span_within(operation, info.size_bytes)
         if span is None:
             return
-        landing, view = job.land(found.info, span)
+        landing, view = job.land(info, span)
         job.check()
         view[:] = memoryview(found.data)[span.start : span.start + len(view)]
         landing.position += len(view)
 
     def _head(self, key: Key) -> ObjectInfo:
         with self._bucket.lock:
-            return self._bucket.get(key).info
+            return self._own(self._bucket.get(self.prefix + key).info)
 
     def _put(self, operation: Put) -> ObjectInfo:
         data = bytes(operation.body)
         with self._bucket.lock:
-            return self._bucket.put(operation.key, data, _etag(data), if_absent=operation.if_absent)
+            key = self.prefix + operation.key
+            return self._own(self._bucket.put(key, data, _etag(data), if_absent=operation.if_absent))
 
     def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         bucket = self._bucket
         with bucket.lock:
-            for key in operation.keys:
+            for key in (self.prefix + key for key in operation.keys):
                 if bucket.objects.pop(key, None) is not None:
                     del bucket.keys[bisect_left(bucket.keys, key)]
         return {}
 
     def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
         with self._bucket.lock:
-            found = self._bucket.get(operation.source, operation.if_match)
-            return self._bucket.put(operation.target, found.data, found.info.etag or "", if_absent=False)
+            found = self._bucket.get(self.prefix + operation.source, operation.if_match)
+            target = self.prefix + operation.target
+            return self._own(self._bucket.put(target, found.data, found.info.etag or "", if_absent=False))
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
         bucket = self._bucket
@@ -153,7 +169,7 @@ class MemoryStore(ThreadedStore):
                 bucket.upload(operation.key, operation.upload_id)
                 return bucket.uploads.pop(operation.upload_id) and None
             if isinstance(operation, CopyPart):
-                found = bucket.get(operation.source, operation.if_match)
+                found = bucket.get(self.prefix + operation.source, operation.if_match)
                 if operation.span.end > found.info.size_bytes:
                     raise SpanError(
                         f"the range ends at byte {operation.span.end} of {found.info.size_bytes}", status=416
@@ -183,13 +199,20 @@ class MemoryStore(ThreadedStore):
                 raise StoreError(f"parts {wrong[:9]} are not those that were sent", status=400, code="InvalidPart")
             data = b"".join(parts[number].data for number in numbers)
             etag = f'{_etag(data)[:-1]}-{len(numbers)}"'
-            info = bucket.put(operation.key, data, etag, if_absent=operation.if_absent)
+            info = bucket.put(self.prefix + operation.key, data, etag, if_absent=operation.if_absent)
             del bucket.uploads[operation.upload_id]
-            return info
+            return self._own(info)
 
     def _list_page(self, operation: ListPage) -> Page:
         with self._bucket.lock:
-            return sorted_page(self._bucket.keys, lambda key: self._bucket.objects[key].info, operation)
+            if not self.prefix:
+                return sorted_page(self._bucket.keys, lambda key: self._bucket.objects[key].info, operation)
+            whole = operation._replace(
+                prefix=self.prefix + operation.prefix,
+                start_after=self.prefix + operation.start_after,  # the prefix itself is no key of this store
+            )
+            page = sorted_page(self._bucket.keys, lambda key: self._own(self._bucket.objects[key].info), whole)
+            return page._replace(prefixes=[self._relative(prefix) for prefix in page.prefixes])
 
 
 def _etag(data: Buffer) -> str:

@@ -72,7 +72,7 @@ def upload_directory(
 
     Cost: A listing of the target, and one upload per file, up to 32 small ones at a time.
     """
-    source = LocalStore(compose.local_path(os.fspath(path)))
+    source = LocalStore(compose.local_path(_named("path", path)))
     with _StoreDirectory.open(url, **options) as target:
         _refuse_overlap(source.root, target)
         found = _DirectoryListing.of(source, "")
@@ -119,7 +119,7 @@ def download_directory(
 
     Cost: A listing, and parallel requests of 8 MiB, within the byte budget.
     """
-    target = LocalStore(compose.local_path(os.fspath(path)))
+    target = LocalStore(compose.local_path(_named("path", path)))
     with _StoreDirectory.open(url, **options) as source:
         _refuse_overlap(target.root, source)
         found = _DirectoryListing.of(source.store, source.prefix)
@@ -147,8 +147,12 @@ class _StoreDirectory:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], **options: Any) -> _StoreDirectory:
-        """Connect to the store of `url`."""
-        text = os.fspath(url)
+        """Connect to the store of `url`.
+
+        Raises:
+            ConfigError: The URL is empty, or an option is not valid.
+        """
+        text = _named("url", url)
         root, prefix = compose.split(text if text.endswith("/") else f"{text}/")
         return cls(text, compose.connect(root, **options), prefix)
 
@@ -190,6 +194,14 @@ class _DirectoryListing(NamedTuple):
     def first(self) -> list[str]:
         """The other names."""
         return [name for name in self.keys if not _is_last(name)]
+
+
+def _named(name: str, value: str | os.PathLike[str]) -> str:
+    """Return a URL or path; an empty one would mean the root, or wherever the program was started."""
+    text = os.fspath(value)
+    if not text:
+        raise ConfigError(f"{name}= is empty", hint="name a directory")
+    return text
 
 
 def _is_last(name: str) -> bool:

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+import penstock as ps
 from penstock.errors import ClosedError
 from penstock.store.memory import MemoryStore
 
@@ -17,6 +18,27 @@ def test_stores_of_one_name_share_their_objects():
         assert pickle.loads(pickle.dumps(one)).read("k").data == b"x"
         assert list(other.list()) == []
         assert one.describe("k") == "memory://shared-by-test/k"
+
+
+def test_a_prefix_is_a_part_of_the_store():
+    """memory://name/prefix, with or without a slash at its end, is what lies below the prefix in memory://name."""
+    with (
+        ps.connect("memory://prefixed-by-test") as whole,
+        ps.connect("memory://prefixed-by-test/run") as run,
+        ps.connect("memory://prefixed-by-test/run/") as same,
+    ):
+        run.write("k", b"x")
+        assert same.read("k").data == whole.read("run/k").data == b"x"
+        with ps.open("memory://prefixed-by-test/run/k") as file:
+            assert file.read() == b"x"
+        whole.write("runaway", b"")
+        assert [info.key for info in same.list()] == ["k"]
+        assert [info.key for info in pickle.loads(pickle.dumps(run)).list()] == ["k"]
+        assert same.describe("k") == "memory://prefixed-by-test/run/k"
+    with MemoryStore({"k": b"x"}, prefix="below") as own:
+        again = pickle.loads(pickle.dumps(own))
+        assert again.read("k").data == b"x"
+        assert again.describe("k") == own.describe("k")
 
 
 def test_given_objects_are_copied():

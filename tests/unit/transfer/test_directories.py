@@ -246,3 +246,23 @@ def test_a_file_that_changes_while_it_is_uploaded_is_an_error(tmp_path: Path, mo
         ps.upload_directory(tmp_path / "a", "memory://directories-changed")
     with ps.connect("memory://directories-changed") as store:
         assert LAST.isdisjoint(objects(store))
+
+
+@pytest.mark.parametrize("scheme", ["memory://", "file://", ""])
+def test_a_slash_at_the_end_makes_no_difference(scheme: str, tmp_path: Path) -> None:
+    """With and without a slash at its end, a URL names the same directory."""
+    url = f"{scheme}{tmp_path}/saved"
+    ps.torch.upload_directory(write_files(tmp_path / "model"), url)
+    ps.torch.upload_directory(write_files(tmp_path / "model", {"config.json": b"[]"}), f"{url}/")
+    ps.torch.download_directory(url, tmp_path / "back")
+    assert read_files(tmp_path / "back") == FILES | {"config.json": b"[]"}
+
+
+def test_empty_names_are_refused(tmp_path: Path) -> None:
+    """An empty URL or path is taken neither for the root directory nor for the current one."""
+    folder = write_files(tmp_path / "model")
+    for one, other in ((folder, ""), ("", f"{tmp_path}/to")):
+        with pytest.raises(ConfigError, match="is empty"):
+            ps.torch.upload_directory(one, other)
+        with pytest.raises(ConfigError, match="is empty"):
+            ps.torch.download_directory(other, one)

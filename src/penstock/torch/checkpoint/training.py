@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -17,6 +16,7 @@ from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
 from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
 from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
+from penstock.torch.checkpoint.place import checked_url
 from penstock.torch.checkpoint.rank_group import RankGroup
 from penstock.torch.checkpoint.saved_items import SavedItems, local
 from penstock.torch.checkpoint.snapshot import SnapshotMemory
@@ -25,6 +25,7 @@ from penstock.torch.checkpoint.storage_writer import StorageWriter
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -323,7 +324,7 @@ class _SaveJob:
             group.first(self._retain)
 
     def _retain(self) -> None:
-        with Checkpoints(_run_url(self._url), **self._options) as checkpoints:
+        with Checkpoints(checked_url(self._url), **self._options) as checkpoints:
             try:
                 checkpoints.retain(keep_last=self._keep_last, keep_every=self._keep_every)
             except StoreError as error:  # keys that may write need not be allowed to delete; the checkpoint is there
@@ -349,16 +350,12 @@ def _digest(data: Any) -> bytes:
 
 
 def _directory_url(url: str | os.PathLike[str], step: int) -> str:
-    return _run_url(url) + step_directory(step)
-
-
-def _run_url(url: str | os.PathLike[str]) -> str:
-    return f"{os.fspath(url).rstrip('/')}/"
+    return checked_url(url) + step_directory(step)
 
 
 def _find(url: str | os.PathLike[str], step: int | None, options: Mapping[str, Any]) -> CheckpointInfo | None:
     """Return the checkpoint of a step, or else the newest one that is whole; None if there is none."""
-    with Checkpoints(_run_url(url), **options) as checkpoints:
+    with Checkpoints(checked_url(url), **options) as checkpoints:
         return checkpoints.newest() if step is None else checkpoints.find(check_step(step))
 
 

@@ -74,6 +74,31 @@ def url(tmp_path: Path) -> str:
     return f"{tmp_path}/checkpoints"
 
 
+@pytest.mark.parametrize("scheme", ["memory://", "file://", ""])
+def test_a_slash_at_the_end_makes_no_difference(scheme: str, tmp_path: Path) -> None:
+    """With and without a slash at its end, a URL names the same checkpoints, which also lie where single files are opened."""
+    url = f"{scheme}{tmp_path}/run"
+    run = Run()
+    run.checkpoint.save(url, step=1)
+    run.checkpoint.save(f"{url}/", step=2)
+    assert run.checkpoint.latest(url) == run.checkpoint.latest(f"{url}/") == 2
+    assert run.checkpoint.restore(f"{url}/", step=1) == 1
+    with ps.open(f"{url}/{step_directory(1)}.metadata") as one, ps.open(f"{url}/{step_directory(2)}.metadata") as two:
+        assert one.read(1) == two.read(1) != b""
+
+
+def test_an_empty_url_is_refused() -> None:
+    """An empty URL is not taken for the root directory."""
+    run = Run()
+    for call in (
+        lambda: run.checkpoint.save("", step=1),
+        lambda: run.checkpoint.latest(""),
+        lambda: run.checkpoint.restore(""),
+    ):
+        with pytest.raises(ConfigError, match="not the URL"):
+            call()
+
+
 # ── saving and restoring ────────────────────────────────────────────────────────────────────────────────────────────
 
 
