@@ -15,23 +15,21 @@ from fsspec.spec import AbstractFileSystem
 
 from penstock.buffers import byte_view
 from penstock.errors import ConfigError, ObjectMissingError, SpanError, StoreError
-from penstock.fsspec.listing import any_below
-from penstock.store.inflight import InFlight, perform_many
+from penstock.fsspec.entries import REQUESTS_MAX, any_below, stat_many
+from penstock.store.inflight import perform_many
 from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
 from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
-from penstock.types import ByteRange, Head, ObjectInfo, Put
+from penstock.types import ByteRange, ObjectInfo, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.fsspec.listing import Entry
+    from penstock.fsspec.entries import Entry
+    from penstock.fsspec.listing import ListingFileSystem
     from penstock.fsspec.paths import StorePath
     from penstock.store.base import Store
     from penstock.types import Buffer
-
-REQUESTS_MAX = 64
-"""Heads and puts in flight at once."""
 
 PUT_BYTES_MAX = 16 << 20
 """Largest object that one put writes; larger ones are sent in parts, one object at a time."""
@@ -50,7 +48,7 @@ class Pairs:
         pairs: Pairs of source and target.
     """
 
-    def __init__(self, files: Any) -> None:
+    def __init__(self, files: ListingFileSystem) -> None:
         self._files = files
         self._strip_protocol = files.stripped
         self.found: dict[str, Entry | None] = {}
@@ -132,7 +130,9 @@ class SingleListener(CallbackListener):
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_ranges(files: Any, requests: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | Exception]:
+def read_ranges(
+    files: ListingFileSystem, requests: Sequence[tuple[str, int | None, int | None]]
+) -> list[bytes | Exception]:
     """Read ranges of any objects.
 
     Args:
@@ -166,7 +166,7 @@ def read_ranges(files: Any, requests: Sequence[tuple[str, int | None, int | None
 
 
 def _sizes_needed(
-    files: Any, requests: Sequence[tuple[str, int | None, int | None]], answers: list[bytes | Exception]
+    files: ListingFileSystem, requests: Sequence[tuple[str, int | None, int | None]], answers: list[bytes | Exception]
 ) -> dict[str, int]:
     """Ask for the sizes of the objects of which a range cannot be requested without; errors go to `answers`."""
     needed: dict[str, list[int]] = defaultdict(list)
@@ -184,7 +184,7 @@ def _sizes_needed(
 
 
 def _read_into(
-    files: Any, url: str, items: list[tuple[int, str, ByteRange | None]], answers: list[bytes | Exception]
+    files: ListingFileSystem, url: str, items: list[tuple[int, str, ByteRange | None]], answers: list[bytes | Exception]
 ) -> None:
     store: Store = files.store(url)
     left = dict.fromkeys(range(len(items)))
@@ -216,40 +216,12 @@ def read_streamed(store: Store, key: str, span: ByteRange | None) -> bytes:
         return reader.read(span.length_bytes)
 
 
-def stat_many(files: Any, paths: Iterable[str]) -> dict[str, ObjectInfo | StoreError]:
-    """Return the ``ObjectInfo`` of each path, or the error that asking for it failed with; 64 are asked for at a time."""
-    wanted: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for path in paths:
-        where = files.locate(path)
-        wanted[where.url].append((path, where.key))
-    found: dict[str, ObjectInfo | StoreError] = {}
-    for url, items in wanted.items():
-        found |= _stat_in(files.store(url), items)
-    return found
-
-
-def _stat_in(store: Store, items: list[tuple[str, str]]) -> dict[str, ObjectInfo | StoreError]:
-    found: dict[str, ObjectInfo | StoreError] = {}
-    in_flight: InFlight[str] = InFlight(store)
-    waiting = iter(items)
-    try:
-        while True:
-            while len(in_flight) < REQUESTS_MAX and (item := next(waiting, None)) is not None:
-                in_flight.submit(Head(item[1]), item[0])
-            if not in_flight:
-                return found
-            path, completion = in_flight.wait()
-            answer = completion.error or completion.info
-            assert answer is not None
-            found[path] = answer
-    finally:
-        in_flight.cancel()
-
-
 # ── moving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sources(files: Any, pairs: list[Pair], found: Mapping[str, Entry | None]) -> tuple[list[Any], list[str]]:
+def _sources(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None]
+) -> tuple[list[Any], list[str]]:
     """Return (source, its info, target) for each file among the pairs, and the targets of the directories."""
     unknown = [source for source, _ in pairs if found.get(source) is None]
     stated = stat_many(files, unknown)
@@ -272,7 +244,9 @@ def _info_of(entry: Entry, key: str) -> ObjectInfo:
     return ObjectInfo(key, entry["size"], entry["ETag"], moment.timestamp() if moment is not None else None)
 
 
-def get_files(files: Any, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener) -> None:
+def get_files(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener
+) -> None:
     """Write objects to files of this machine; a file appears when it is complete.
 
     Raises:
@@ -294,7 +268,7 @@ def get_files(files: Any, pairs: list[Pair], found: Mapping[str, Entry | None], 
         stream(files.store(url), iter(wanted), FileReceiver(listener), listener)
 
 
-def put_files(files: Any, pairs: list[Pair], listener: CallbackListener) -> None:
+def put_files(files: ListingFileSystem, pairs: list[Pair], listener: CallbackListener) -> None:
     """Write files of this machine to objects, many at a time; directories become nothing.
 
     Raises:
@@ -325,7 +299,9 @@ def _to_store(source: Store, target: Store, items: list[TransferItem], listener:
         raise
 
 
-def copy_files(files: Any, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener) -> None:
+def copy_files(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener
+) -> None:
     """Copy objects: inside a store by the store itself, and from one store to another through this process.
 
     Raises:
@@ -347,7 +323,7 @@ def copy_files(files: Any, pairs: list[Pair], found: Mapping[str, Entry | None],
             _to_store(files.store(source), files.store(target), wanted, listener)
 
 
-def pipe_files(files: Any, contents: Mapping[str, Buffer]) -> None:
+def pipe_files(files: ListingFileSystem, contents: Mapping[str, Buffer]) -> None:
     """Write objects from memory, 64 small ones at a time.
 
     Raises:
@@ -370,7 +346,7 @@ def pipe_files(files: Any, contents: Mapping[str, Buffer]) -> None:
         files.store(url).write(key, data)
 
 
-def delete_paths(files: Any, keys: Iterator[tuple[str, str]]) -> None:
+def delete_paths(files: ListingFileSystem, keys: Iterator[tuple[str, str]]) -> None:
     """Remove objects, by requests for 1 000 keys each.
 
     Args:

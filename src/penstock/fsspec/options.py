@@ -33,6 +33,12 @@ FSSPEC_NAMES = (
 )
 """Options that every fsspec file system has."""
 
+OPEN_NAMES = ("cache_type", "fill_cache", "size", "version_id", "acl", "max_concurrency", "requester_pays")
+"""Options of ``open`` that s3fs and fsspec have, and that change no result here."""
+
+LISTING_NAMES = ("refresh", "detail", "withdirs", "prefix", "maxdepth", "versions", "on_error", "topdown")
+"""Options of the methods that list."""
+
 KEY_NAMES = ("key", "secret", "token")
 
 _SAME_AS = {"anon": "anonymous", "username": "key", "password": "secret"}
@@ -114,6 +120,17 @@ def connect_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def fsspec_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the options that ``translated`` returned that fsspec's own classes take."""
     return {name: value for name, value in options.items() if name in FSSPEC_NAMES}
+
+
+def is_create(mode: str) -> bool:
+    """Return whether a mode of fsspec's is ``"create"``, which never replaces an object.
+
+    Raises:
+        ConfigError: It is neither that nor ``"overwrite"``.
+    """
+    if mode not in ("overwrite", "create"):
+        raise ConfigError(f"mode={mode!r} must be 'overwrite' or 'create'")
+    return mode == "create"
 
 
 def _is_for_another(name: str, value: object) -> bool:

@@ -1,0 +1,282 @@
+"""``ContentsFileSystem``: what is in objects, as bytes and as open files.
+
+The synchronous methods call the engine directly, without fsspec's event loop: a thread that waits for the engine costs less
+than a coroutine on another thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import check_names
+from penstock.errors import ConfigError, ObjectExistsError, SpanError
+from penstock.fetch import PlanItem
+from penstock.fsspec.bulk import pipe_files, read_ranges, read_streamed
+from penstock.fsspec.files import (
+    PART_BYTES_MIN,
+    FsspecReader,
+    FsspecUncachedReader,
+    FsspecWriter,
+    compressed,
+)
+from penstock.fsspec.listing import ListingFileSystem
+from penstock.fsspec.options import OPEN_NAMES, is_create
+from penstock.store.text import ObjectText
+from penstock.tracebacks import boundary
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.fsspec.entries import Entry
+    from penstock.store.base import Store
+    from penstock.types import Buffer
+
+
+@boundary
+class ContentsFileSystem(ListingFileSystem):
+    """A file system whose objects can be read and written, whole or as files."""
+
+    def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        """Return an object, or a range of it, in as many parallel requests as pay.
+
+        Args:
+            path: Path of the object.
+            start: First byte; a negative number counts from the end.
+            end: The byte after the last one; a negative number counts from the end, and None is the end.
+            **options: Options of ``open``, which change no result.
+
+        Raises:
+            ObjectMissingError: There is no such object.
+            ObjectChangedError: The object was replaced while it was read.
+        """
+        check_names("cat_file", options, OPEN_NAMES)
+        store, where = self._place(path)
+        span = self._span(store, where.key, start, end)
+        if span is not None and span.end <= span.start:
+            return b""
+        try:
+            return bytes(store.read(where.key, span).data)
+        except SpanError:
+            if span is None:
+                raise
+            return b""
+        except ConfigError:  # it is too long to be held whole by the engine, or the key is not valid
+            return read_streamed(store, where.key, span)
+
+    def cat_version(self, path: str, start: int, end: int, *, info: Entry) -> bytes:
+        """Return a range of one version of an object.
+
+        Raises:
+            ObjectChangedError: The object was replaced since `info` was taken.
+        """
+        if end <= start:
+            return b""
+        store, where = self._place(path)
+        item = PlanItem(where.key, ByteRange(start, end), info["ETag"], info["size"])
+        return bytes(next(store.read_many([item])).data)
+
+    def _span(self, store: Store, key: str, start: int | None, end: int | None) -> ByteRange | None:
+        """Return the range that a slice means; None for the whole object. Cost: a request if the size is needed."""
+        if start in (None, 0) and end is None:
+            return None
+        if (start or 0) < 0 or end is None or end < 0:
+            start, end, _ = slice(start, end).indices(store.stat(key).size_bytes)
+        return ByteRange(start or 0, end)
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
+        """Return the contents of an object, or a dict of the contents of several, which are read together.
+
+        Args:
+            path: A path, a pattern, or a list of them.
+            recursive: Whether a path is a directory, of which all objects are wanted.
+            on_error: ``"raise"``, ``"omit"`` leaves out what could not be read, and ``"return"`` returns the exception.
+            **options: Options of ``open``, which change no result.
+        """
+        check_names("cat", options, OPEN_NAMES)
+        found = self.expand(path, recursive=recursive, depth_max=None)
+        names = sorted(name for name, entry in found.items() if entry is None or entry["type"] == "file")
+        if not isinstance(path, list) and names == [self.stripped(path)]:
+            return self.cat_file(names[0])
+        answers = dict(zip(names, read_ranges(self, [(name, None, None) for name in names]), strict=True))
+        _raise_first(answers.values(), on_error)
+        if on_error == "omit":
+            return {name: answer for name, answer in answers.items() if not isinstance(answer, Exception)}
+        return answers
+
+    def cat_ranges(
+        self,
+        paths: list[Any],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **options: Any,
+    ) -> list[Any]:
+        """Return ranges of objects; near ones are read together, and many at a time.
+
+        Args:
+            paths: Path of each range.
+            starts: First byte of each range, or one number for all.
+            ends: The byte after the last one of each range, or one number for all.
+            max_gap: Has no effect: ``FetchConfig.gap_bytes_max`` says how large a gap is read through.
+            on_error: ``"return"`` returns an exception in place of the bytes, ``"raise"`` raises the first one.
+            **options: Options of ``open``, which change no result.
+
+        Raises:
+            TypeError: `paths` is not a list.
+            ValueError: The lists have different lengths.
+        """
+        check_names("cat_ranges", options, [*OPEN_NAMES, "batch_size"])
+        if not isinstance(paths, list):
+            raise TypeError(f"paths must be a list, not {type(paths).__name__}")
+        firsts = _for_each(starts, len(paths), "starts")
+        lasts = _for_each(ends, len(paths), "ends")
+        answers = read_ranges(self, list(zip(map(self._stripped_fast, paths), firsts, lasts, strict=True)))
+        _raise_first(answers, "raise" if on_error != "return" else "return")
+        return answers
+
+    def _stripped_fast(self, path: Any) -> str:
+        """Strip the protocol off a path, unless it is as long as a path without one; ten thousand of them come at once."""
+        return path if isinstance(path, str) and ":" not in path and path[-1:] != "/" else self.stripped(path)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        check_names("open", options, OPEN_NAMES)
+        if options.get("version_id"):
+            raise ConfigError("version_id= cannot be followed", hint="penstock reads the current version of an object")
+        if mode == "rb" and options.get("cache_type") == "none":
+            return FsspecUncachedReader(self, path, mode, block_size or "default", cache_type="none")
+        if mode == "rb":
+            return self.open_version(path)
+        if mode not in ("wb", "xb"):
+            raise ConfigError(
+                f"mode={mode!r} must be one of 'rb', 'wb' and 'xb', or the same for text",
+                hint="objects are written whole; read it, and write it anew",
+            )
+        store, where = self._place(path)
+        if mode == "xb" and self.isfile(path):
+            raise ObjectExistsError("an object with this key exists", operation="PUT", url=store.describe(where.key))
+        return FsspecWriter(
+            self, path, store=store, key=where.key, if_absent=mode == "xb", autocommit=autocommit,
+            part_bytes=max(block_size, PART_BYTES_MIN) if block_size else None,
+        )  # fmt: skip
+
+    def open_version(self, path: str, *, etag: str | None = None) -> FsspecReader:
+        """Open one version of an object for reading; None is the current one.
+
+        Raises:
+            ObjectChangedError: The object is another version by now.
+        """
+        store, where = self._place(path)
+        return FsspecReader(self, path, store=store, key=where.key, etag=etag)
+
+    def open(
+        self,
+        path: Any,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Open an object as a file.
+
+        Args:
+            path: Path of the object.
+            mode: ``"rb"`` (seekable, reads ahead, one version), ``"wb"`` (visible on a clean close), ``"xb"`` (the same, but
+                never replaces an object), or ``"r"``, ``"w"`` and ``"x"`` for text.
+            block_size: Size of the first parts to write in bytes; has no effect on reading.
+            cache_options: fsspec's options of its caches, which are not used; they have no effect.
+            compression: fsspec's name of a compression, or ``"infer"`` to take it from the suffix.
+            **options: ``encoding``, ``errors`` and ``newline`` for text, ``autocommit``, ``cache_type`` and others.
+
+        Raises:
+            ObjectMissingError: The object to read does not exist.
+            ObjectExistsError: The mode is ``"x"``, and there is an object.
+            ConfigError: The mode or an option is not valid.
+        """
+        if "b" not in mode:
+            names = ("encoding", "errors", "newline")
+            text = {name: options.pop(name) for name in names if name in options}
+            binary = self.open(
+                path, mode.replace("t", "") + "b", block_size=block_size, cache_options=cache_options,
+                compression=compression, **options,
+            )  # fmt: skip
+            return ObjectText(binary, **text)
+        path = self.stripped(path)
+        autocommit = options.pop("autocommit", not self._intrans)
+        file = self._open(path, mode, block_size, autocommit, cache_options, **options)
+        if not autocommit and "r" not in mode:
+            self.transaction.files.append(file)
+        return file if compression is None else compressed(file, path, mode=mode, compression=compression)
+
+    def pipe_file(self, path: Any, value: Buffer, mode: str = "overwrite", **options: Any) -> None:
+        """Write an object.
+
+        Args:
+            path: Path of the object.
+            value: The bytes.
+            mode: ``"overwrite"``, or ``"create"``, which never replaces an object.
+            **options: Options of ``open``, which change no result.
+
+        Raises:
+            ObjectExistsError: The mode is ``"create"``, and there is an object.
+        """
+        check_names("pipe_file", options, [*OPEN_NAMES, "batch_size"])
+        if self._intrans:
+            with self.open(path, "xb" if mode == "create" else "wb") as file:
+                file.write(value)
+            return
+        store, where = self._place(path)
+        store.write(where.key, value, if_absent=is_create(mode))
+        self.invalidate_cache(path)
+
+    def pipe(self, path: Any, value: Any = None, **options: Any) -> None:
+        """Write one object, or all of a dict of contents by path, many at a time."""
+        if isinstance(path, str):
+            self.pipe_file(path, value, **options)
+        elif not isinstance(path, dict):
+            raise ConfigError(f"pipe() takes a path or a dict, not {type(path).__name__}")
+        elif self._intrans or options.get("mode", "overwrite") != "overwrite":
+            for one, data in path.items():
+                self.pipe_file(one, data, **options)
+        else:
+            for one in path:
+                self._place(one)
+            pipe_files(self, path)
+            for one in path if self._keeps_listings else ():
+                self.invalidate_cache(one)
+
+    def touch(self, path: Any, truncate: bool = True, **options: Any) -> None:
+        """Write an empty object.
+
+        Raises:
+            ConfigError: `truncate` is false and the object exists: its time of modification cannot be set.
+        """
+        check_names("touch", options, OPEN_NAMES)
+        if not truncate and self.exists(path):
+            raise ConfigError(f"{self.stripped(path)} exists, and object storage cannot change its time")
+        self.pipe_file(path, b"")
+
+
+def _for_each(given: Any, count: int, name: str) -> list[Any]:
+    values = list(given) if hasattr(given, "__iter__") else [given] * count
+    if len(values) != count:
+        raise ConfigError(f"{name} has {len(values)} entries, and paths has {count}")
+    return values
+
+
+def _raise_first(answers: Iterable[Any], on_error: str) -> None:
+    if on_error not in ("raise", "omit", "return"):
+        raise ConfigError(f"on_error={on_error!r} must be 'raise', 'omit' or 'return'")
+    failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+    if on_error == "raise" and failure is not None:
+        raise failure

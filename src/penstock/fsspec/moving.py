@@ -1,0 +1,254 @@
+"""``MovingFileSystem``: files that move between stores and this machine, and objects and directories that come and go."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fsspec.callbacks import DEFAULT_CALLBACK
+
+from penstock.config import check_names
+from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError
+from penstock.fsspec.bulk import (
+    CallbackListener,
+    Pairs,
+    SingleListener,
+    copy_files,
+    delete_paths,
+    get_files,
+    put_files,
+)
+from penstock.fsspec.contents import ContentsFileSystem
+from penstock.fsspec.entries import MARKER, keys_to_remove
+from penstock.fsspec.options import OPEN_NAMES, is_create
+from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.fsspec.bulk import Pair
+
+
+@boundary
+class MovingFileSystem(ContentsFileSystem):
+    """A file system that downloads, uploads, copies and removes many objects at a time."""
+
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Write objects to files of this machine, many at a time; each file appears when it is complete.
+
+        The rules that say which file an object becomes are fsspec's.
+        """
+        check_names("get", options, [*OPEN_NAMES, "batch_size"])
+        pairs = Pairs(self)
+        planned = pairs.planned("get", rpath, lpath, recursive=recursive, depth_max=maxdepth)
+        get_files(self, planned, pairs.found, CallbackListener(callback, count=len(planned)))
+
+    def get_file(
+        self, rpath: Any, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **options: Any
+    ) -> None:
+        """Write an object to a file of this machine, or to a file object.
+
+        Args:
+            rpath: Path of the object; a directory becomes a directory.
+            lpath: Path of the file, or a file object.
+            callback: Hears of every part that has arrived.
+            outfile: A file object to write to.
+            **options: Options of ``open``, which change no result.
+        """
+        check_names("get_file", options, OPEN_NAMES)
+        output = lpath if hasattr(lpath, "write") else outfile
+        if output is None:
+            pairs: list[Pair] = [(self.stripped(rpath), os.fspath(lpath))]
+            size = self._size_of_file(rpath, lpath)
+            if size is not None:
+                get_files(self, pairs, {}, SingleListener(callback, count=size))
+            return
+        store, where = self._place(rpath)
+        info = store.stat(where.key)
+        callback.set_size(info.size_bytes)
+        for chunk in store.read_parts([(where.key, None)] if info.size_bytes else []):
+            output.write(chunk.data)
+            callback.relative_update(len(chunk.data))
+
+    def _size_of_file(self, path: Any, target: Any) -> int | None:
+        """Return the size of an object; a directory becomes a directory, and has none."""
+        entry = self.info(path)
+        if entry["type"] == "directory":
+            os.makedirs(target, exist_ok=True)  # noqa: PTH103 - fsspec passes strings
+            return None
+        return int(entry["size"])
+
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        mode: str = "overwrite",
+        **options: Any,
+    ) -> None:
+        """Write files of this machine to objects, many at a time. The rules for the paths are fsspec's."""
+        check_names("put", options, [*OPEN_NAMES, "batch_size"])
+        planned = Pairs(self).planned("put", lpath, rpath, recursive=recursive, depth_max=maxdepth)
+        self._put_pairs(planned, CallbackListener(callback, count=len(planned)), mode)
+
+    def put_file(
+        self, lpath: Any, rpath: Any, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **options: Any
+    ) -> None:
+        """Write one file of this machine to an object."""
+        check_names("put_file", options, OPEN_NAMES)
+        source = os.fspath(lpath)
+        size = os.path.getsize(source)  # noqa: PTH202 - fsspec passes strings
+        self._put_pairs([(source, self.stripped(rpath))], SingleListener(callback, count=size), mode)
+
+    def _put_pairs(self, pairs: list[Pair], listener: CallbackListener, mode: str) -> None:
+        if self._intrans or is_create(mode):
+            for source, target in pairs:
+                if not os.path.isdir(source):  # noqa: PTH112 - fsspec passes strings
+                    self._write_file(source, target, "xb" if is_create(mode) else "wb")
+        else:
+            put_files(self, pairs, listener)
+        for _, target in pairs if self._keeps_listings else ():
+            self.invalidate_cache(target)
+
+    def _write_file(self, source: str, target: str, mode: str) -> None:
+        with open(source, "rb") as file, self.open(target, mode) as output:  # noqa: PTH123 - fsspec passes strings
+            while piece := file.read(self.blocksize):
+                output.write(piece)
+
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Copy objects, inside a bucket by the store itself. The rules for the paths are fsspec's.
+
+        Args:
+            path1: What to copy: a path, a pattern, or a list.
+            path2: Where to.
+            recursive: Whether to copy what lies below directories.
+            maxdepth: The most levels to descend, at least 1; None descends into all.
+            on_error: ``"raise"``, or ``"ignore"``, which leaves out objects that are missing by now; the default is
+                ``"ignore"`` for a recursive copy.
+            **options: Options of ``open``, which change no result.
+        """
+        check_names("copy", options, [*OPEN_NAMES, "batch_size"])
+        pairs = Pairs(self)
+        planned = pairs.planned("copy", path1, path2, recursive=recursive, depth_max=maxdepth)
+        ignores = (on_error or ("ignore" if recursive else "raise")) == "ignore"
+        listener = CallbackListener(DEFAULT_CALLBACK, count=len(planned), ignores_missing=ignores)
+        copy_files(self, planned, pairs.found, listener)
+        for _, target in planned if self._keeps_listings else ():
+            self.invalidate_cache(target)
+
+    def cp_file(self, path1: Any, path2: Any, **options: Any) -> None:
+        """Copy one object; a directory becomes nothing.
+
+        Raises:
+            ObjectMissingError: There is no such object.
+        """
+        check_names("cp_file", options, OPEN_NAMES)
+        listener = CallbackListener(DEFAULT_CALLBACK, count=1)
+        copy_files(self, [(self.stripped(path1), self.stripped(path2))], {}, listener)
+        self.invalidate_cache(path2)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
+        """Remove objects, by requests for 1 000 of them.
+
+        Raises:
+            ObjectMissingError: An object does not exist; nothing was removed. A directory needs ``recursive=True``.
+
+        Cost: one request per 1 000 objects, and one for each path that is no pattern and no directory, to see that it is there.
+        """
+        check_names("rm", options, ["batch_size"])
+        found = self.expand(path, recursive=recursive, depth_max=maxdepth)
+        self._stats([name for name, entry in found.items() if entry is None])
+        delete_paths(self, self._keys_of(found))
+        for name in found if self._keeps_listings else ():
+            self.invalidate_cache(name)
+
+    def _keys_of(self, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the keys that are to be removed, those of the markers of directories among them."""
+        for name, entry in found.items():
+            where = self.locate(name)
+            if entry is None or entry["type"] == "file":
+                yield where.url, where.key
+            elif MARKER in entry:
+                yield where.url, entry[MARKER]
+
+    def rm_file(self, path: Any) -> None:
+        """Remove one object.
+
+        Raises:
+            ObjectMissingError: It does not exist.
+        """
+        store, where = self._place(path)
+        store.stat(where.key)
+        store.delete(where.key)
+        self.invalidate_cache(path)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
+        """Copy objects and then remove the originals, once all of them were copied."""
+        check_names("mv", options, ["batch_size"])
+        if self._same(path1, path2):
+            return
+        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        self.rm(path1, recursive=recursive, maxdepth=maxdepth)
+
+    def mv_file(self, path1: Any, path2: Any, **_: Any) -> None:
+        """Copy one object and remove the original."""
+        if not self._same(path1, path2):
+            self.cp_file(path1, path2)
+            self.rm_file(path1)
+
+    def _same(self, path1: Any, path2: Any) -> bool:
+        both = isinstance(path1, str | os.PathLike) and isinstance(path2, str | os.PathLike)
+        return self.stripped(path1) == self.stripped(path2) if both else bool(path1 == path2)
+
+    def mkdir(self, path: Any, create_parents: bool = True, **_: Any) -> None:
+        """Do nothing: a directory is there when there is an object in it.
+
+        Raises:
+            BucketMissingError: The path is a bucket that does not exist; penstock makes no buckets.
+        """
+        path = self.stripped(path)
+        if path and not self._is_root(path) and not self.locate(path).key:
+            self.info(path)
+
+    def makedirs(self, path: Any, exist_ok: bool = False) -> None:
+        """Do nothing, as ``mkdir`` does.
+
+        Raises:
+            FileExistsError: There is an object of this name, and `exist_ok` is false.
+        """
+        self.mkdir(path)
+        if not exist_ok and not self._is_root(self.stripped(path)) and self.locate(path).key and self.isfile(path):
+            raise ObjectExistsError(f"{self.stripped(path)} is an object")
+
+    def rmdir(self, path: Any) -> None:
+        """Remove the marker of an empty directory.
+
+        Raises:
+            OSError: There are objects in it.
+        """
+        store, where = self._place(path)
+        keys = [key for key, _ in zip(keys_to_remove(store, where.folder), range(2), strict=False)]
+        if not keys:
+            raise ObjectMissingError("there is no such directory", url=store.describe(where.folder))
+        if keys != [where.folder]:
+            raise ConfigError(f"{self.stripped(path)} is not empty", hint="rm(path, recursive=True)")
+        store.delete(where.folder)
+        self.invalidate_cache(path)
