@@ -22,5 +22,8 @@ class RunningChannel(Protocol):
             PenstockError: The channel cannot give the program its data.
         """
 
+    def warnings(self) -> list[str]:
+        """Return what the program could not hear from the channel: the objects and causes of reads that failed."""
+
     def close(self) -> None:
         """End it. Nothing of it stays mounted, running or half-written; idempotent."""

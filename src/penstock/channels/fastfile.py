@@ -45,6 +45,10 @@ class FastFileChannel:
         """
         self._mount.check()
 
+    def warnings(self) -> list[str]:
+        """Return the last warnings and errors of the mount."""
+        return self._mount.warnings()
+
     def close(self) -> None:
         """Unmount; idempotent."""
         self._mount.close()
@@ -65,6 +69,10 @@ class LinkedChannel:
 
     def check(self) -> None:
         """Return: there is nothing that can end."""
+
+    def warnings(self) -> list[str]:
+        """Return an empty list: the program reads the files themselves."""
+        return []
 
     def close(self) -> None:
         """Remove the link; idempotent."""

@@ -132,6 +132,8 @@ def run(
     report = RunReport()
     with report:
         result = run_job(what, connection=connection.options(), progress=report)
+    for warning in result.warnings:
+        print_message(f"penstock: {warning}")
     if result.failure:
         print_message(f"penstock: the program failed: {one_line(Exception(result.failure))}")
     if base is None and result.directory is not None:

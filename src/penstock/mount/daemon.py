@@ -11,7 +11,6 @@ standard input does: with the process that started it. A byte there (``HURRY``) 
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import pickle
 import signal
@@ -22,14 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
+from penstock.mount.log_file import start_logging
 from penstock.mount.serving import MountServer, collect_rarely, serve_until_signal
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from penstock.mount.config import MountConfig
-
-LOG_BYTES_MAX = 1 << 20
-"""Size at which a log file is put aside; one older file is kept."""
 
 HURRY = b"!"
 """What a daemon is sent to end soon."""
@@ -59,7 +56,7 @@ class DaemonRequest:
 def main() -> int:
     """Serve one mount until it is unmounted, a signal arrives, or the process that it is bound to ends."""
     request: DaemonRequest = pickle.load(sys.stdin.buffer)
-    _log_to(request)
+    start_logging(Path(request.log_file), is_verbose=request.is_verbose)
     collect_rarely()
     try:
         server = MountServer(request.config)
@@ -87,16 +84,6 @@ def _end_with_input(server: MountServer) -> None:
     if os.read(0, len(HURRY)) == HURRY:
         server.hurry()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _log_to(request: DaemonRequest) -> None:
-    Path(request.log_file).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handler = logging.handlers.RotatingFileHandler(request.log_file, maxBytes=LOG_BYTES_MAX, backupCount=1)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("penstock")
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if request.is_verbose else logging.INFO)
-    logger.propagate = False
 
 
 def _close_standard_streams(*, keeps_input: bool) -> None:

@@ -184,7 +184,7 @@ class StoreFileSystem:
         if isinstance(answer, ObjectChangedError | ObjectMissingError):
             self._directories.distrust(node)
             self._forget_names()
-            reply.error(errno.ESTALE)
+            _refuse(reply, answer, number=errno.ESTALE)
             return
         _refuse(reply, answer)
 
@@ -283,9 +283,11 @@ class StoreFileSystem:
         self._open_directories.clear()
 
 
-def _refuse(reply: Reply, error: PenstockError) -> None:
-    number = errno_of(error)
-    _log.log(logging.WARNING if number == errno.EIO else logging.INFO, "A request of a program failed: %s", error)
+def _refuse(reply: Reply, error: PenstockError, *, number: int | None = None) -> None:
+    """Answer with the error's number. The log has all of the error: a warning, unless the program looked for a missing name."""
+    number = errno_of(error) if number is None else number
+    level = logging.INFO if number == errno.ENOENT else logging.WARNING
+    _log.log(level, "A request of a program failed: %s", error)
     reply.error(number)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from penstock.errors import WorkerDiedError
 from penstock.mount.config import TTL_S, MountConfig
 from penstock.mount.daemon import HURRY, DaemonRequest
+from penstock.mount.log_file import LogPosition
 from penstock.mount.own_files import own_files
 from penstock.redaction import public_url
 from penstock.tracebacks import boundary
@@ -43,10 +44,11 @@ class RunningMount:
         log_file: Path of the log of the process that serves the mount.
     """
 
-    def __init__(self, config: MountConfig, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(self, config: MountConfig, process: subprocess.Popen[bytes], log: LogPosition) -> None:
         self.directory = Path(config.directory)
         self.url = public_url(config.url)
-        self.log_file = log_file
+        self.log_file = log.path
+        self._log = log
         self._process = process
         self._real_directory = os.path.realpath(config.directory)
 
@@ -81,6 +83,18 @@ class RunningMount:
                 process_id=self._process.pid,
                 exit_code=code,
             )
+
+    def warnings(self, *, count_max: int = 10) -> list[str]:
+        """Return the last warnings and errors in this mount's log: a program that fails to read sees only an errno.
+
+        Args:
+            count_max: The most messages.
+
+        Returns:
+            Messages of one line each, in the order in which they were logged; if the same request failed in the same way
+            again, only the last one. Those of a mount that is closed can still be read.
+        """
+        return self._log.warnings(count_max=count_max)
 
     def close(self) -> None:
         """Unmount. Other programs that have files open can go on reading them for 10 s. Idempotent.
@@ -222,6 +236,7 @@ def start_mount(
         WorkerDiedError: The process has died.
     """
     log_file = (log_file or default_log_file(config.directory)).absolute()
+    log = LogPosition.at_end(log_file)
     answers, its = os.pipe()
     try:
         process = subprocess.Popen(
@@ -264,7 +279,7 @@ def start_mount(
         process.stderr.close()
     if warning:
         _log.warning("%s", warning)
-    return RunningMount(config, process, log_file)
+    return RunningMount(config, process, log)
 
 
 def _tell(process: subprocess.Popen[bytes], request: DaemonRequest) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.store import Store
+from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
 
@@ -501,4 +502,38 @@ def test_a_mount_needs_a_folder(
     assert refused.returncode == 1
     assert "FastFile mode mounts folders" in refused.stderr
     assert run("-c", f"train=s3://{bucket}/train-01,mode=fastfile", "--", "true").returncode == 0
+    assert left_in(tmp_path / "tmp") == []
+
+
+@pytest.mark.heavy
+@needs_fuse
+def test_why_a_read_of_a_mount_failed(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """If the program fails, the run names each object that could not be read, and the cause, after the program's own words."""
+    program = textwrap.dedent("""
+        import os, pathlib, sys
+        folder = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"])
+        assert (folder / "good").read_bytes() == b"good"
+        for name in ("broken", "refused", "broken"):
+            try:
+                (folder / name).read_bytes()
+            except OSError as error:
+                print("the program sees:", error.strerror, file=sys.stderr, flush=True)
+        sys.exit(3)
+        """)
+    objects = {f"train/{name}": name.encode() for name in ("good", "broken", "refused")}
+    with FaultyServer(objects) as server:
+        server.fail("500", times=None, match=lambda request: request.key == "train/broken")
+        server.fail("403", times=None, match=lambda request: request.key == "train/refused")
+        done = run(
+            "--endpoint-url", server.endpoint_url, "--anonymous", "-c", "train=s3://bucket/train/,mode=fastfile",
+            "--", sys.executable, "-c", program,
+        )  # fmt: skip
+    assert done.returncode == 3
+    own, said = done.stderr.splitlines()[:3], done.stderr.splitlines()[3:]
+    seen = ("Input/output error", "Permission denied", "Input/output error")
+    assert own == [f"the program sees: {what}" for what in seen]
+    assert all(line.startswith("penstock: channel train: ") for line in said)
+    assert len([line for line in said if "s3://bucket/train/refused: " in line and "403" in line]) >= 1
+    assert len([line for line in said if "s3://bucket/train/broken: " in line and "500" in line]) >= 1
+    assert len(said) <= 4, "one for the HEAD and one for the GET of each object"
     assert left_in(tmp_path / "tmp") == []

@@ -53,6 +53,10 @@ class LazyChannel:
         self._mount.check()
         self._filling.check()
 
+    def warnings(self) -> list[str]:
+        """Return the last warnings and errors of the mount."""
+        return self._mount.warnings()
+
     def close(self) -> None:
         """Stop what still arrives, and unmount; idempotent. The cache belongs to the run's directory."""
         self._filling.close()

@@ -60,6 +60,10 @@ class PipeChannel:
             if pipe.failure is not None:
                 raise pipe.failure
 
+    def warnings(self) -> list[str]:
+        """Return an empty list: a pipe that cannot be filled ends the run, with its error."""
+        return []
+
     def close(self) -> None:
         """End all pipes and remove their FIFOs; idempotent."""
         for pipe in self._pipes:

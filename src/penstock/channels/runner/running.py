@@ -45,11 +45,14 @@ class RunResult:
     Attributes:
         exit_code: Exit code of the program; 128 plus the number of the signal that ended it.
         failure: First 1 024 characters of the failure file; empty if there is none.
+        warnings: If the program failed, why reads from its mounts failed, by object and cause; the program itself sees only
+            a number such as ``EIO``. Each begins with the name of the channel.
         directory: Base directory, if it still holds results of the program; None if it was removed.
     """
 
     exit_code: int
     failure: str
+    warnings: tuple[str, ...]
     directory: Path | None
 
 
@@ -192,7 +195,7 @@ def _run_in(
     if job.checkpoint_url is not None:
         uploader = CheckpointUploader(base.layout.checkpoints, job.checkpoint_url, stores.open)
     try:
-        exit_code = _run_program(base, job, stores, interruptions=interruptions, progress=progress)
+        exit_code, warnings = _run_program(base, job, stores, interruptions=interruptions, progress=progress)
     finally:
         if uploader is not None:
             uploader.close()
@@ -200,13 +203,13 @@ def _run_in(
     if _store_results(job, base, stores):
         base.forget_results()
     directory = base.layout.base if not base.is_private or base.has_results else None
-    return RunResult(exit_code=exit_code, failure=failure, directory=directory)
+    return RunResult(exit_code=exit_code, failure=failure, warnings=warnings, directory=directory)
 
 
 def _run_program(
     base: BaseDirectory, job: Job, stores: RunStores, *, interruptions: Interruptions, progress: RunProgress | None
-) -> int:
-    """Run the program with its channels, and return its exit code.
+) -> tuple[int, tuple[str, ...]]:
+    """Run the program with its channels, and return its exit code, and the channels' warnings if it is not 0.
 
     Raises:
         PenstockError: A channel failed, or the program could not be started.
@@ -227,7 +230,13 @@ def _run_program(
                 pass_fds=(base.lock_fd,),
             )
             stack.callback(program.close)
-        return _wait(program, channels, Stopping(program, stop_s=job.stop_s), layout)
+        exit_code = _wait(program, channels, Stopping(program, stop_s=job.stop_s), layout)
+        if not exit_code:
+            return 0, ()
+        named = zip(job.channels, channels, strict=True)
+        return exit_code, tuple(
+            f"channel {each.name}: {text}" for each, channel in named for text in channel.warnings()
+        )
 
 
 def _wait(
