@@ -92,3 +92,19 @@ def test_a_store_that_is_lost_while_saving(faulty: FaultyServer) -> None:
         ps.torch.save(state() | {"parts": torch.randn(5_000_000)}, f"{faulty.url}/x.pt", **options)
     assert faulty.objects["x.pt"] == saved()
     assert not faulty.uploads
+
+
+def save_by_hand(obj: object, url: str, **options: Any) -> None:
+    with ps.torch.checkpoint_writer(url, **options) as file:
+        torch.save(obj, file)
+
+
+@pytest.mark.parametrize("save", [ps.torch.save, save_by_hand])
+def test_a_failure_in_the_middle_is_the_stores(faulty: FaultyServer, save: Callable[..., None]) -> None:
+    """A save that the store refuses half-way raises the store's error, not that of ``torch.save`` about missing bytes."""
+    options: dict[str, Any] = {"endpoint_url": faulty.endpoint_url, "anonymous": True}
+    faulty.fail("403", times=1000, match=lambda request: request.method == "POST")
+    large = {str(index): torch.randn(2_000_000) for index in range(4)}
+    with pytest.raises(ps.AccessDeniedError, match=r"x\.pt"):
+        save(large, f"{faulty.url}/x.pt", **options)
+    assert not faulty.objects

@@ -11,7 +11,13 @@ from penstock.errors import ConfigError
 from penstock.store.writing import Writer
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from penstock.types import Core, Key
+
+
+_TORCH_ARCHIVE = "inline_container"
+"""The file of PyTorch that writes archives; its errors name it. Source: caffe2/serialize/inline_container.cc."""
 
 
 class CheckpointWriter(Writer):
@@ -23,6 +29,29 @@ class CheckpointWriter(Writer):
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
         super().__init__(core, key, part_bytes=part_bytes, if_absent=if_absent)
         self._process_id = os.getpid()
+        self._failure: BaseException | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Take all of `data`; see ``Writer.write``."""
+        try:
+            return super().write(data)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file, or abort after an exception.
+
+        Raises:
+            BaseException: What interrupted ``write``, a ``StoreError`` or Ctrl-C, in place of the ``RuntimeError`` that
+                ``torch.save`` raises because its archive then lacks bytes.
+        """
+        failure, self._failure = self._failure, None  # which has a traceback that refers to this writer
+        super().__exit__(kind, error, trace)
+        if failure is not None and isinstance(error, RuntimeError) and _TORCH_ARCHIVE in str(error):
+            raise failure from None
 
     def __del__(self) -> None:
         """Warn if bytes were written but not committed; as with every writer, they are dropped."""
