@@ -51,6 +51,7 @@ def connect(
     sse_customer_key: bytes | None = None,
     expected_bucket_owner: str | None = None,
     upload_checksums: bool = True,
+    sign_payloads: bool = False,
     requests_max: int = 1024,
     transport: TransportConfig | None = None,
     retry: RetryConfig | None = None,
@@ -79,6 +80,8 @@ def connect(
         sse_customer_key: 32 bytes, the key of objects encrypted with SSE-C.
         expected_bucket_owner: ID of the account that must own the bucket.
         upload_checksums: Whether to send a CRC32C with everything that is written.
+        sign_payloads: Whether to sign the SHA-256 of everything that is sent. The default signs it for up to 1 MiB, and for
+            larger bodies only if neither TLS nor a CRC32C protects them. True costs 0.6 s of CPU per GB.
         requests_max: The most requests of this store in flight at once; at least 1.
         transport: Deadlines, connections, TLS and proxy.
         retry: Attempts and backoff.
@@ -120,6 +123,7 @@ def connect(
             sse_customer_key=sse_customer_key,
             expected_bucket_owner=expected_bucket_owner,
             upload_checksums=upload_checksums,
+            sign_payloads=sign_payloads,
         )
         core = _s3(
             split_s3(text), endpoint_url, region, profile, credentials, anonymous, addressing, transport, options

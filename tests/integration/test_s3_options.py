@@ -34,6 +34,18 @@ def test_a_customers_key_encrypts_and_decrypts(connect_s3: Callable[..., Store],
             assert not caught.value.retryable
 
 
+@pytest.mark.parametrize("options", [{}, {"sign_payloads": True}, {"upload_checksums": False}])
+def test_what_is_signed_of_a_body(connect_s3: Callable[..., Store], bucket: str, options: dict[str, bool]) -> None:
+    """A server that verifies signatures takes bodies of all sizes, whether their SHA-256 or their CRC-32C is signed."""
+    store = connect_s3(f"s3://{bucket}", **options)
+    for size_bytes in (0, 1, MIB, MIB + 1, 7 * MIB):
+        store.write("whole", DATA[:size_bytes])
+        assert bytes(store.read("whole").data) == DATA[:size_bytes]
+    with store.writer("parts", part_bytes=5 * MIB) as writer:
+        writer.write(DATA)
+    assert bytes(store.read("parts").data) == DATA
+
+
 def test_a_presigned_url_is_read_like_any_other(s3_client: Any, s3_store: Store, bucket: str) -> None:
     """Signed for GET alone: opened, read in ranges, asked for its size."""
     s3_store.write("folder/a b+c", DATA)

@@ -82,9 +82,7 @@ class S3Store(RemoteStore):
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
         self.keeps_checksums = self.options.upload_checksums
-        self.lands_in_files = endpoint.base_url.startswith(
-            "http:"
-        )  # what arrives encrypted passes through memory anyway
+        self.lands_in_files = not endpoint.over_tls  # what arrives encrypted passes through memory anyway
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = (
             None  # one value, because threads share it
         )
@@ -173,7 +171,7 @@ class _S3Exchange(Exchange[S3Store]):
         if credentials is not None:
             signing = store.signing(credentials)
             if wire.body is not None:
-                headers = [*headers, store.endpoint.payload_header(wire.body)]
+                headers = [*headers, store.options.payload_header(wire.body, headers, over_tls=store.endpoint.over_tls)]
         operation = self.operation
         landing = self.sink.landing if isinstance(operation, Get) else None
         request = HttpRequest(

@@ -9,7 +9,6 @@ Source: S3 user guide, "Virtual hosting", "Access point ARNs"; tried on ministac
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from dataclasses import dataclass
@@ -19,12 +18,9 @@ from urllib.parse import urlsplit
 from penstock.errors import ConfigError
 from penstock.redaction import url_parts
 from penstock.store.answers import http_date_s
-from penstock.transport import EMPTY_SHA256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from penstock.types import Buffer
 
 _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{1,253}[A-Za-z0-9]")
@@ -35,9 +31,6 @@ _OBJECT_LAMBDA = re.compile(
 _IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 _SKEW_S_MIN = 300.0
 """S3 refuses requests whose time is more than 15 minutes off; from 5 minutes on, a 403 without a reason is taken for that."""
-
-_SIGNED_BODY_BYTES_MAX = 1 << 20
-"""Over TLS, larger bodies are not signed (``UNSIGNED-PAYLOAD``), as in the AWS SDKs: TLS and the checksum protect them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +122,11 @@ class S3Endpoint:
             return urlsplit(self.endpoint_url).hostname or ""
         return "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
 
+    @property
+    def over_tls(self) -> bool:
+        """Whether requests are encrypted."""
+        return self.base_url.startswith("https:")
+
     def move(self, region: str) -> None:
         """Use another region, in which the store says that the bucket is."""
         self.region = region
@@ -142,13 +140,6 @@ class S3Endpoint:
         """Whether an answer's ``Date`` is far from this host's time; the answer to a HEAD has no body that could say so."""
         date_s = http_date_s(headers.get(b"date", b""))
         return date_s is not None and abs(date_s - time.time() - self.clock_offset_s) > _SKEW_S_MIN
-
-    def payload_header(self, body: Buffer) -> str:
-        """Return the header with the hash of a body, which is signed; a large body is not hashed over TLS."""
-        size_bytes = memoryview(body).nbytes
-        if self.base_url.startswith("https:") and size_bytes > _SIGNED_BODY_BYTES_MAX:
-            return "x-amz-content-sha256: UNSIGNED-PAYLOAD"
-        return f"x-amz-content-sha256: {hashlib.sha256(body).hexdigest() if size_bytes else EMPTY_SHA256}"
 
 
 def _checked_endpoint(url: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.store.s3_endpoint import S3Endpoint
 from penstock.store.s3_requests import S3Options, S3Request, build_request
@@ -147,6 +148,37 @@ def test_a_known_checksum_of_a_part_is_sent() -> None:
     ]
     assert told[0] == told[1] == base64.b64encode(crc32c(b"body").to_bytes(4, "big")).decode()
     assert told[2] == base64.b64encode(b"\0\0\0\1").decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "over_tls", "size_bytes", "is_hashed"),
+    [
+        ({}, False, MIB, True),
+        ({}, False, MIB + 1, False),
+        ({}, True, MIB + 1, False),
+        ({"upload_checksums": False}, False, MIB + 1, True),
+        ({"upload_checksums": False}, True, MIB + 1, False),
+        ({"sign_payloads": True}, False, MIB + 1, True),
+        ({"sign_payloads": True}, True, MIB + 1, True),
+    ],
+)
+def test_what_is_hashed_for_the_signature(
+    options: dict[str, bool], over_tls: bool, size_bytes: int, is_hashed: bool
+) -> None:
+    """A large body is not hashed if TLS or its CRC-32C protects it, unless that is asked for."""
+    settings, body = S3Options(**options), bytes(size_bytes)
+    wire = build_request(endpoint(), settings, PutPart("k", "u", 1, body))
+    told = settings.payload_header(body, wire.headers, over_tls=over_tls)
+    assert told == f"x-amz-content-sha256: {hashlib.sha256(body).hexdigest() if is_hashed else 'UNSIGNED-PAYLOAD'}"
+
+
+def test_a_large_body_without_a_checksum_is_hashed() -> None:
+    """The list of an upload's parts has no CRC-32C, so its hash is signed over plain HTTP, however long it is."""
+    parts = tuple(Part(number, '"0123456789abcdef0123456789abcdef"') for number in range(1, 10_001)) * 2
+    wire = build_request(endpoint(), S3Options(), CompleteMultipart("k", "u", parts))
+    assert wire.body is not None
+    assert len(wire.body) > MIB
+    assert "UNSIGNED" not in S3Options().payload_header(wire.body, wire.headers, over_tls=False)
 
 
 def test_the_checksum_of_the_parts_is_that_of_the_whole() -> None:
