@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from fsspec.compression import compr
 from fsspec.core import get_compression
@@ -16,12 +16,13 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import read_block
 
 from penstock.errors import ConfigError
+from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.file import ObjectReader
 from penstock.store.writing import Writer
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from penstock.store.base import Store
     from penstock.types import Key
@@ -239,7 +240,7 @@ def _exits_by_exception(frame: FrameType, known: int) -> bool:
     return any(isinstance(value, BaseException) and id(value) != known for value in flat)
 
 
-class FsspecCompressor(io.RawIOBase):
+class FsspecCompressor(CommitOnExit, io.RawIOBase):
     """A file that compresses into a writer, and closes it: fsspec's own compressed files leave it open.
 
     Args:
@@ -281,17 +282,6 @@ class FsspecCompressor(io.RawIOBase):
         """Drop what was written. Idempotent."""
         self._writer.abort()
         super().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def __del__(self) -> None:
         """Do nothing, because ``io.IOBase`` would close the file and so commit it."""

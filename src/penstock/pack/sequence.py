@@ -9,7 +9,7 @@ compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from penstock import compose
 from penstock.errors import ClosedError, ConfigError, DataError
@@ -23,12 +23,12 @@ from penstock.pack.plan import PackPlan, check_sample_size
 from penstock.pack.recipes import apply_transform
 from penstock.pack.shard_file import ShardFile
 from penstock.pack.written_formats import checksum, prepare, stored_bytes, tail_bytes, with_key_field, written_format
+from penstock.store.commit_on_exit import CommitOnExit
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
-    from types import TracebackType
     from typing import Unpack
 
     from penstock.index import ShardIndex, ShardRow
@@ -115,7 +115,7 @@ def _size(value: Any) -> int:
 
 
 @boundary
-class SequenceWriter:
+class SequenceWriter(CommitOnExit):
     """Writes shards sample by sample, like ``ShardWriter`` and ``TarWriter`` of other libraries; see ``writer``.
 
     A context manager. Complete shards are visible at once. Leaving it by an exception drops the open shard, and writes
@@ -157,17 +157,6 @@ class SequenceWriter:
         self._sequence = ShardSequence(self._destination, self._plan, options, first_number=starts[""])
         self._closed = False
         self.samples_count = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append one sample: ``{"__key__": "000017", "jpg": <bytes>, "cls": 3, "json": {...}}``.

@@ -16,6 +16,7 @@ from penstock import forks
 from penstock.buffers import byte_view
 from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
+from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.inflight import InFlight
 from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, complete, drop, write
 from penstock.store.waiting import perform
@@ -35,7 +36,6 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from penstock.types import Completion, Core, Key, Operation
 
@@ -51,7 +51,7 @@ COPY_REQUESTS_MAX = 16
 
 
 @boundary
-class Writer(io.RawIOBase):
+class Writer(CommitOnExit, io.RawIOBase):
     """A file object that writes one object; ``Store.writer`` returns it. For one thread at a time.
 
     Args:
@@ -96,14 +96,6 @@ class Writer(io.RawIOBase):
     def __enter__(self) -> Self:
         self._check()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     @property
     def name(self) -> str:
