@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.checkpoints import layout, markers
-from penstock.checkpoints.directory import committed_manifest, list_directory
+from penstock.checkpoints.directory import committed_manifest, list_directory, read_metadata
+from penstock.crc import crc32c
 from penstock.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def remove_save(store: Store, directory: str, save_id: str) -> None:
 def remove_replaced(store: Store, directory: str, manifest: CheckpointManifest) -> None:
     """Remove the files of the checkpoints that were committed in a directory before this one.
 
-    Files of saves that are running stay, and so do files that no save with a manifest wrote.
+    Files of saves that are running stay, and so do files that no save with a manifest wrote. If another save has committed in
+    the directory meanwhile, nothing is removed: that save removes what it replaces.
 
     Args:
         store: Store of the run.
@@ -75,7 +77,19 @@ def remove_replaced(store: Store, directory: str, manifest: CheckpointManifest) 
     replaced = {save for name in present if (save := _save_of(name)) is not None} - {manifest.save_id}
     if replaced:
         replaced -= {marker.save_id for marker in markers.find_markers(store)}
+        # Only now: one of these saves may have committed and ended after this one committed.
+        if not _is_committed(store, directory, manifest):
+            return
         _delete(store, directory, [name for name in present if _save_of(name) in replaced])
+
+
+def _is_committed(store: Store, directory: str, manifest: CheckpointManifest) -> bool:
+    """Whether the commit marker that is there now is that of `manifest`."""
+    try:
+        metadata = read_metadata(store, directory)
+    except CheckpointError:  # somebody has removed it
+        return False
+    return (len(metadata), crc32c(metadata)) == (manifest.metadata_bytes, manifest.metadata_crc32c)
 
 
 def _save_of(name: str) -> str | None:

@@ -4,7 +4,8 @@ A save writes its marker below the run's URL before anything else, writes it aga
 ended. A save is over, and what it wrote without committing may be deleted, if
 
 - its process has ended, which a process of the same machine can see, or it ended its save in this process; or
-- its marker was not renewed for ``LEASE_S``. Both times that are compared are the store's own, so no clock has to be right.
+- its marker was not renewed for ``LEASE_S``. Both times that are compared are the store's own, so no clock has to be right. If
+  a store does not tell its time, as a directory does not, this machine's time is used.
 
 A process that was stopped for longer than that and goes on will not commit a checkpoint of which files were deleted: whoever
 commits lists the directory first (``saving.py``).
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoints import layout
 from penstock.errors import ObjectMissingError, StoreError
+from penstock.store.answers import http_date_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -143,7 +145,7 @@ def _renew(store: Store, save_id: str, directory: str, ended: threading.Event) -
 def find_markers(store: Store) -> list[SaveMarker]:
     """Return the markers below the run's URL, that of every save which has not ended or was killed.
 
-    Cost: one request per 1 000 names directly below the URL, and one for each marker.
+    Cost: one request per 1 000 names directly below the URL, and one for each marker; one more if no save of this process runs.
     """
     return read_markers(store, store.list("saving-", recursive=False))
 
@@ -152,8 +154,8 @@ def read_markers(store: Store, listed: Iterable[ObjectInfo]) -> list[SaveMarker]
     """Read the markers among the objects `listed` below the run's URL. Cost: one request for each."""
     infos = {save_id: info for info in listed if (save_id := layout.save_of_marker(info.key)) is not None}
     newest_s = max((info.last_modified_s or 0 for info in infos.values()), default=0)
-    if not _running & set(infos):  # no marker of ours tells the store's time
-        newest_s = max(newest_s, time.time())
+    if infos and not _running & set(infos):  # no marker of ours tells the store's time
+        newest_s = max(newest_s, _store_time_s(store, infos.values()))
     here = _this_process()
     found = []
     for save_id, info in infos.items():
@@ -174,6 +176,15 @@ def read_markers(store: Store, listed: Iterable[ObjectInfo]) -> list[SaveMarker]
             )
         )
     return found
+
+
+def _store_time_s(store: Store, infos: Iterable[ObjectInfo]) -> float:
+    """Return the store's time in seconds since the epoch. Cost: one request, for an object of `infos` that is still there."""
+    for info in infos:
+        with suppress(ObjectMissingError):
+            date_s = http_date_s(store.stat(info.key).headers.get(b"date", b""))
+            return time.time() if date_s is None else date_s
+    return 0
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from penstock.checkpoints import (
     CheckpointSave,
     check_step,
     layout,
+    markers,
     remove,
     step_directory,
     step_of,
@@ -27,6 +30,10 @@ from penstock.checkpoints import (
 )
 from penstock.crc import crc32c
 from penstock.errors import CheckpointError, ClosedError, ConfigError
+from penstock.store import Store
+
+if TYPE_CHECKING:
+    from servers.faulty import FaultyServer
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -217,6 +224,43 @@ def test_a_save_into_the_same_directory_replaces(run: Checkpoints) -> None:
     assert len(names(run)) == 4
 
 
+def test_two_saves_of_one_step(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that commits and ends while another one, which committed before, looks for what it replaces keeps its files."""
+    directory = step_directory(5)
+    one, other = CheckpointSave(run.store, directory), CheckpointSave(run.store, directory)
+    files, others = write(run, one, directory), write(run, other, directory)
+    find_markers = markers.find_markers
+
+    def commit_meanwhile(store: Store) -> list[markers.SaveMarker]:
+        monkeypatch.setattr(markers, "find_markers", find_markers)
+        other.commit(b"the last one", others)
+        return find_markers(store)
+
+    monkeypatch.setattr(markers, "find_markers", commit_meanwhile)
+    one.commit(b"the first one", files)
+    assert run.inspect(5).size_bytes == 201 + len(b"the last one")
+    assert run.verify(5).ok
+    save(run, 5)
+    assert run.verify(5).ok
+    assert len(names(run)) == 4
+
+
+def test_a_commit_marker_that_is_removed_at_once(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If somebody removes the checkpoint while its save cleans up, the save ends all the same."""
+    save(run, 5)
+    saving = CheckpointSave(run.store, step_directory(5))
+    files = write(run, saving, step_directory(5))
+    find_markers = markers.find_markers
+
+    def remove_meanwhile(store: Store) -> list[markers.SaveMarker]:
+        store.delete("step-0000000005/.metadata")
+        return find_markers(store)
+
+    monkeypatch.setattr(markers, "find_markers", remove_meanwhile)
+    saving.commit(b"m", files)
+    assert run.inspect(5).status == "unfinished"
+
+
 def test_killed_between_manifest_and_commit(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the manifests of two saves, the commit marker decides which checkpoint it is."""
     save(run, 5, b"first")
@@ -300,6 +344,22 @@ def test_leases(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("penstock.checkpoints.markers.time.time", lambda: 1e12)
         assert [found.save_id for found in run.remove_debris()] == [saving.save_id]
     assert names(run) == set()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_leases_by_the_clock_of_the_store(faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Whatever the clock of this machine says, the store's time decides when the lease of another machine's save is over."""
+    with Checkpoints("s3://bucket/run/", endpoint_url=faulty.endpoint_url, anonymous=True) as run:
+        marker = layout.saving_name(layout.new_save_id())
+        run.store.write(
+            marker, json.dumps({"penstock_save": 1, "directory": step_directory(1), "machine": "x"}).encode()
+        )
+        clock = SimpleNamespace(time=lambda: time.time() + hours * 3600)
+        monkeypatch.setattr(markers, "time", clock)  # not the module's own function, by which the server tells the time
+        assert [found.over for found in markers.find_markers(run.store)] == [False]
+        faulty.clock_offset_s = markers.LEASE_S + 5
+        assert [found.over for found in markers.find_markers(run.store)] == [True]
 
 
 def test_markers_that_cannot_be_read(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
