@@ -119,6 +119,18 @@ def test_checkpoints_are_removed(environment: None, bucket: str) -> None:
     assert names_in(bucket) == ["b.ckpt", "bb/1"]
 
 
+@pytest.mark.parametrize(
+    "path", ["", "/", "//", "s3://", "s3://bucket", "s3://bucket/", "file:///", "memory://x", "memory://x//"]
+)
+def test_no_store_is_removed_as_a_whole(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that names a bucket, the root directory or nothing is refused, and nothing is removed."""
+    (tmp_path / "mine").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="not the path of a checkpoint"):
+        LightningCheckpointIO(anonymous=True).remove_checkpoint(path)
+    assert (tmp_path / "mine").exists()
+
+
 def test_options_reach_the_store(ministack: Ministack, bucket: str, tmp_path: Path) -> None:
     """Those of the plugin count for every call, those of a save for that save; paths are local files."""
     keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)

@@ -104,11 +104,12 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
         """Remove a checkpoint, and everything below it if it is a directory; a missing one is no error.
 
         Raises:
+            ConfigError: `path` names no checkpoint, but a whole bucket, the root directory, or nothing.
             StoreError: Removing failed.
 
         Cost: A listing, and one request per 1 000 objects.
         """
-        root, key = compose.split(os.fspath(path).rstrip("/"))
+        root, key = _removable(os.fspath(path))
         with compose.connect(root, **self._options) as store:
             below = [info.key for info in store.list(f"{key}/" if key else "")]
             store.delete([*below, key] if key else below)
@@ -119,6 +120,20 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
 
 for _interface in _INTERFACES[1:]:
     _interface.register(LightningCheckpointIO)
+
+
+def _removable(path: str) -> tuple[str, str]:
+    """Split the path of a checkpoint that is to be removed into the URL of a store and the key in it.
+
+    Raises:
+        ConfigError: It names all of a store rather than a checkpoint in it.
+    """
+    text = path.rstrip("/")
+    if text and not text.endswith(":"):  # of "/" and "s3://" nothing else is left
+        root, key = compose.split(text)
+        if key or "://" not in text or text.startswith("file:"):
+            return root, key
+    raise ConfigError(f"{path!r} is not the path of a checkpoint", hint="s3://bucket/run/epoch=3.ckpt")
 
 
 def _checked(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
