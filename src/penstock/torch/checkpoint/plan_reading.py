@@ -19,17 +19,19 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from penstock.config import MIB
 from penstock.crc import crc32c
 from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
+from penstock.fetch import PlanItem
 from penstock.torch.checkpoint.items import is_plain, tensor_bytes
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
     from penstock.checkpoints import CheckpointItem, CheckpointManifest
     from penstock.store import Store
+    from penstock.types import ObjectInfo
 
 STAGED_BYTES_MAX = 256 * MIB
 """Bytes read into memory of ours before they are copied to where they belong."""
@@ -71,6 +73,7 @@ class PlanReader:
         metadata: Metadata of the checkpoint.
         manifest: Manifest of the checkpoint; None if its writer left none.
         planner: The planner, which has the tensors to load into.
+        versions: Versions of the files to read, by name; a file that is not among them is read as it is.
     """
 
     def __init__(
@@ -80,11 +83,14 @@ class PlanReader:
         metadata: Metadata,
         manifest: CheckpointManifest | None,
         planner: LoadPlanner,
+        *,
+        versions: Mapping[str, ObjectInfo],
     ) -> None:
         self._store = store
         self._directory = directory
         self._metadata = metadata
         self._planner = planner
+        self._versions = versions
         self._block_bytes = manifest.block_bytes if manifest is not None else 0
         files = manifest.files if manifest is not None else ()
         self._items = {(file.name, item.offset_bytes): item for file in files for item in file.items}
@@ -110,17 +116,24 @@ class PlanReader:
         """Read ranges in any order, verify each, and hand it on."""
         sent: dict[int, tuple[_Read, memoryview]] = {}
 
-        def requests() -> Iterator[tuple[str, ByteRange, memoryview]]:
+        def requests() -> Iterator[tuple[PlanItem, memoryview]]:
             for number, read in enumerate(reads):
                 memory = read.memory if read.memory is not None else _new_memory(read.span.length_bytes)
                 sent[number] = read, memory
-                yield self._directory + read.file, read.span, memory
+                yield self._item(read), memory
 
         with self._store.read_into(requests()) as arrived:
             for number in arrived:
                 read, memory = sent.pop(number)
                 self._verify(read, memory)
                 read.take(memory)
+
+    def _item(self, read: _Read) -> PlanItem:
+        key = self._directory + read.file
+        info = self._versions.get(read.file)
+        if info is None:
+            return PlanItem(key, read.span)
+        return PlanItem(key, read.span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
 
     def _url(self, file: str) -> str:
         return self._store.describe(self._directory + file)

@@ -17,6 +17,7 @@ from penstock.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
+    ObjectChangedError,
     ObjectMissingError,
     SpanError,
 )
@@ -26,7 +27,7 @@ from penstock.store.inflight import InFlight
 from penstock.torch.checkpoint.file_checks import FileChecks
 from penstock.torch.checkpoint.safetensors_dtypes import torch_dtype
 from penstock.tracebacks import boundary
-from penstock.types import ByteRange, Get
+from penstock.types import ByteRange, Get, Head
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +121,8 @@ def load_safetensors(
         ObjectChangedError: A file was replaced while it was read.
 
     Cost: One request per file for its header, then one per 8 MiB, in parallel; neighbouring small tensors are read by one
-        request. On the CPU nothing is held beside the tensors, and on another device those in flight as well.
+        request. If another program saved them, several files cost one more request each at the end, to see that none was
+        replaced. On the CPU nothing is held beside the tensors, and on another device those in flight as well.
     """
     with open_safetensors(url, **options) as reader:
         return reader.load(names, device=device)
@@ -144,6 +146,7 @@ class SafetensorsReader:
         self._folder = key[: key.rfind("/") + 1]
         self._files: dict[Key, _OpenFile] = {}
         self._index: SafetensorsIndex | None = None
+        self._index_info: ObjectInfo | None = None  # of an index whose files do not name their save
         self.url = store.describe(key)
         if key.endswith(".index.json"):
             self._read_index(key, self._get({key: _INDEX_SPAN})[key])
@@ -168,8 +171,10 @@ class SafetensorsReader:
 
     def _read_index(self, key: Key, completion: Completion) -> None:
         self.url = self._store.describe(key)
-        text, _ = _body_of(completion, self.url)
+        text, info = _body_of(completion, self.url)
         self._index = parse_index(text, url=self.url)
+        if SAVE_ID not in self._index.metadata:
+            self._index_info = info._replace(key=key)
 
     def _open_files(self, keys: Iterable[Key]) -> None:
         """Read the headers of those files that were not opened yet."""
@@ -327,7 +332,31 @@ class SafetensorsReader:
                 checks.add(each.file.info.key, each.start, memory.numpy().data)
                 tensors[name] = memory.view(each.dtype).view(each.shape).to(place)
             checks.check()
+        self._check_versions({each.file.info.key: each.file.info for each in wanted.values()})
         return {name: tensors[name] for name in wanted}
+
+    def _check_versions(self, files: dict[Key, ObjectInfo]) -> None:
+        """Check that several files, and their index, were not replaced while they were read: they might be of two models.
+
+        Files that name their save need no check.
+
+        Raises:
+            ObjectChangedError: One was replaced or removed.
+        """
+        if self._index_info is None or len(files) < 2:
+            return
+        expected = {**files, self._index_info.key: self._index_info}
+        for first in range(0, len(expected), HEADS_MAX):
+            keys = list(expected)[first : first + HEADS_MAX]
+            in_flight: InFlight[Key] = InFlight(self._store)
+            try:
+                for key in keys:
+                    in_flight.submit(Head(key), key)
+                ended = dict(in_flight.drain())
+            finally:
+                in_flight.cancel()
+            for key in keys:
+                _check_version(expected[key], ended[key], self._store.describe(key))
 
     def close(self) -> None:
         """Close the store; idempotent."""
@@ -427,6 +456,15 @@ def _requests(
 
 _HEAD_SPAN = ByteRange(0, HEAD_BYTES)
 _INDEX_SPAN = ByteRange(0, HEADER_BYTES_MAX + 1)
+
+
+def _check_version(info: ObjectInfo, completion: Completion, url: str) -> None:
+    if completion.error is not None and not isinstance(completion.error, ObjectMissingError):
+        raise completion.error
+    now = completion.info if completion.error is None else None
+    same = now is not None and now.size_bytes == info.size_bytes and now.etag == info.etag
+    if not same or (now is not None and now.etag is None and now.last_modified_s != info.last_modified_s):
+        raise ObjectChangedError("the file was replaced while the others of its checkpoint were read", url=url)
 
 
 def _body_of(completion: Completion, url: str) -> tuple[memoryview, ObjectInfo]:

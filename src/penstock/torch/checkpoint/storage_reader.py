@@ -43,6 +43,13 @@ class _Seen:
     ends: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """Which versions of its files a rank reads, so that it never mixes two; the coordinator sends it to each rank."""
+
+    files: dict[str, ObjectInfo]
+
+
 class StorageReader(TorchStorageReader):
     """Reads distributed checkpoints straight from a store: ``dcp.load(state_dict, storage_reader=StorageReader(url))``.
 
@@ -167,7 +174,12 @@ class StorageReader(TorchStorageReader):
             return plans
         for error in self._missing(store, present, seen):
             raise error
-        return plans
+        if self._manifest is not None:  # its files have checksums, and names that no other save uses
+            return plans
+        return [
+            replace(plan, storage_data=_Versions({name: present[name] for name in each.ends}))
+            for plan, each in zip(plans, seen, strict=True)
+        ]
 
     def _missing(self, store: Store, present: Mapping[str, ObjectInfo], seen: list[_Seen]) -> list[CheckpointError]:
         if self._manifest is not None:
@@ -193,7 +205,10 @@ class StorageReader(TorchStorageReader):
             StoreError: The store failed, with the same consequence.
         """
         assert self._metadata is not None
-        reader = PlanReader(self._place.store(), self._place.directory, self._metadata, self._manifest, planner)
+        versions = plan.storage_data.files if isinstance(plan.storage_data, _Versions) else {}
+        reader = PlanReader(
+            self._place.store(), self._place.directory, self._metadata, self._manifest, planner, versions=versions
+        )
         reader.read(plan.items)
         done: Future[None] = Future()
         done.set_result(None)

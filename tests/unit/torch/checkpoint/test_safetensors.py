@@ -14,6 +14,7 @@ from penstock.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
+    ObjectChangedError,
     ObjectMissingError,
     StoreError,
 )
@@ -253,6 +254,40 @@ def test_files_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
     with pytest.raises(CheckpointError, match=f"a/{name}: .*not saved together"):
         load_safetensors(f"{tmp_path}/a/")
+
+
+@pytest.mark.parametrize("replaced", ["one-1.safetensors", "model.safetensors.index.json"])
+def test_files_that_are_replaced_are_not_mixed(tmp_path: Path, replaced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another program replaces a file that was read already, the files of its model are not mixed with those before."""
+    for name in ("one-1.safetensors", "one-2.safetensors"):
+        save_safetensors({name: torch.ones(9)}, tmp_path / name)
+    names = ["one-1.safetensors", "one-2.safetensors"]
+    index = {"metadata": {}, "weight_map": {name: name for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert list(load_safetensors(f"{tmp_path}/")) == names
+    with open_safetensors(f"{tmp_path}/") as reader:
+        read = reader._store.read_into
+
+        def read_and_replace(requests: Any) -> Any:
+            filled = read(list(requests))
+            path = tmp_path / replaced
+            path.with_name("new").write_bytes(path.read_bytes())
+
+            class Replacing:
+                def __enter__(self) -> Any:
+                    yield from filled
+                    path.with_name("new").replace(path)
+
+                def __exit__(self, *_: object) -> None:
+                    filled.close()
+
+            return Replacing()
+
+        monkeypatch.setattr(reader._store, "read_into", read_and_replace)
+        with pytest.raises(ObjectChangedError, match=replaced):
+            reader.load()
+        monkeypatch.undo()
+        assert list(reader.load(["one-2.safetensors"])) == ["one-2.safetensors"], "one file cannot be mixed"
 
 
 def test_an_index_that_lies_is_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _lo
 
 import penstock as ps
 from penstock.checkpoints import Checkpoints
-from penstock.errors import CheckpointError, ConfigError
+from penstock.errors import CheckpointError, ConfigError, ObjectChangedError
 from penstock.torch.checkpoint import (
     RoundRobinPrefixes,
     StorageReader,
@@ -133,6 +133,26 @@ def test_what_pytorch_wrote_is_loaded(tmp_path: Path) -> None:
     """A checkpoint of PyTorch's writer loads; without a manifest it is unchecked."""
     dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "theirs"))
     assert equal(load(f"{tmp_path}/theirs"), state())
+
+
+def test_a_file_without_checksums_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of PyTorch's writer that changes after the plan was made is an error that names it, and never mixed."""
+    for folder in ("theirs", "later"):
+        dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / folder))
+    reader = StorageReader(tmp_path / "theirs")
+    read_data = reader.read_data
+
+    def replaced(plan: Any, planner: Any) -> Any:
+        name = "__0_0.distcp"
+        (tmp_path / "later" / name).replace(tmp_path / "theirs" / name)
+        return read_data(plan, planner)
+
+    monkeypatch.setattr(reader, "read_data", replaced)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(empty_state(), storage_reader=reader)
+    (failure,) = caught.value.failures.values()
+    assert isinstance(failure[0], ObjectChangedError)
+    assert "theirs/__0_0.distcp" in str(failure[0])
 
 
 def test_a_directory_of_any_name(tmp_path: Path) -> None:
