@@ -8,6 +8,7 @@ costs no request.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote
 
 from penstock import forks
-from penstock.config import check_configs
+from penstock.config import check_configs, check_names
 from penstock.errors import ConfigError
 from penstock.fetch import configure_process_budget
 from penstock.redaction import url_parts
@@ -24,7 +25,7 @@ from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
@@ -262,6 +263,19 @@ def local_path(url: str) -> Path:
     if parts is None or parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{url!r} names a host", hint="file:///absolute/path has three slashes")
     return Path(unquote(parts.path)).absolute()
+
+
+def check_connect_options(what: str, options: Iterable[str]) -> None:
+    """Check that ``connect`` has these options, for callers that pass them on later.
+
+    Args:
+        what: Name of the function that takes the options, for the message.
+        options: Names of the options.
+
+    Raises:
+        ConfigError: An option does not exist; the message suggests the closest one that does.
+    """
+    check_names(what, options, [name for name in inspect.signature(connect).parameters if name != "url"])
 
 
 def split_s3(url: str) -> tuple[str, str]:

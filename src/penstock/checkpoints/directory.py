@@ -15,7 +15,14 @@ from penstock.checkpoints import layout
 from penstock.checkpoints.manifest import MANIFEST_BYTES_MAX, CheckpointManifest, decode_manifest
 from penstock.config import MIB
 from penstock.crc import crc32c
-from penstock.errors import CheckpointError, DirectoryMissingError, ObjectMissingError, SpanError, StoreError
+from penstock.errors import (
+    BucketMissingError,
+    CheckpointError,
+    DirectoryMissingError,
+    ObjectMissingError,
+    SpanError,
+    StoreError,
+)
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -82,7 +89,8 @@ def read_manifest(store: Store, prefix: str, save_id: str) -> CheckpointManifest
     url = store.describe(key)
     try:
         manifest = decode_manifest(_whole(store, key, MANIFEST_BYTES_MAX), url)
-    except ObjectMissingError:
+    except ObjectMissingError as error:
+        _raise_missing_bucket(error)
         raise CheckpointError("the manifest is missing", url=url, hint=_HINT) from None
     if manifest.save_id != save_id:
         raise CheckpointError(f"the manifest is that of the save {manifest.save_id}", url=url, field="save_id")
@@ -110,11 +118,18 @@ def read_metadata(store: Store, prefix: str) -> memoryview:
     key = prefix + layout.COMMIT_MARKER
     try:
         return _whole(store, key, METADATA_BYTES_MAX)
-    except ObjectMissingError:
-        hint = "a save that was killed leaves files without it; choose the directory of another checkpoint"
+    except ObjectMissingError as error:
+        _raise_missing_bucket(error)
+        hint = "name the directory of one checkpoint that `penstock checkpoint ls` lists as whole"
         raise CheckpointError(
             "there is no checkpoint, because the file that commits it is missing", url=store.describe(key), hint=hint
         ) from None
+
+
+def _raise_missing_bucket(error: ObjectMissingError) -> None:
+    """Raise `error` if it says that there is no such bucket, which is another mistake than a missing checkpoint."""
+    if isinstance(error, BucketMissingError) and not isinstance(error, DirectoryMissingError):
+        raise error
 
 
 _HINT = "load an earlier checkpoint; `penstock checkpoint ls` lists them"

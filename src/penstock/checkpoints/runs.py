@@ -113,10 +113,11 @@ class Checkpoints:
             return newest
         info = self.inspect(step)
         if not info.usable:
+            what = f"the checkpoint of step {step} is {info.status}: {info.problem}"
+            if info.status == "missing":
+                what = f"there is no checkpoint of step {step}"
             hint = "`penstock checkpoint ls` lists the checkpoints that are whole"
-            raise CheckpointError(
-                f"the checkpoint of step {step} is {info.status}: {info.problem}", url=self.url(step), hint=hint
-            )
+            raise CheckpointError(what, url=self.url(step), hint=hint)
         return info
 
     def verify(

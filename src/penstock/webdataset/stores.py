@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ import penstock.store.retrying
 import penstock.store.s3
 import penstock.store.traced
 import penstock.transport.engine  # noqa: F401 - workers that are forked would each spend 0.2 s on importing what reads S3
-from penstock.compose import connect, split
-from penstock.config import FetchConfig, check_names, default_budget_bytes, share_machine
+from penstock.compose import check_connect_options, connect, split
+from penstock.config import FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class ShardStores:
     """
 
     def __init__(self, **options: Any) -> None:
-        check_names("register", options, [name for name in inspect.signature(connect).parameters if name != "url"])
+        check_connect_options("register", options)
         self.options = options
         self._stores: dict[str, Store] = {}
 

@@ -140,6 +140,8 @@ def test_options_reach_the_store(ministack: Ministack, bucket: str, tmp_path: Pa
     plugin.save_checkpoint({"x": 1}, f"s3://{bucket}/a.ckpt", storage_options=options)
     with pytest.raises(StoreError):
         plugin.load_checkpoint(f"s3://{bucket}/a.ckpt")
+    with pytest.raises(ConfigError, match=r"LightningCheckpointIO\(endpoint=\.\.\.\).*endpoint_url=\?"):
+        LightningCheckpointIO(endpoint="http://minio:9000")
     with pytest.raises(ConfigError, match="storage_options"):
         plugin.save_checkpoint({"x": 1}, f"s3://{bucket}/a.ckpt", storage_options=3)  # type: ignore[arg-type]
     assert LightningCheckpointIO(**options).load_checkpoint(f"s3://{bucket}/a.ckpt") == {"x": 1}

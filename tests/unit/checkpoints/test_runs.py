@@ -28,9 +28,12 @@ from penstock.checkpoints import (
     step_of,
     verify,
 )
+from penstock.checkpoints.directory import read_metadata
 from penstock.crc import crc32c
-from penstock.errors import CheckpointError, ClosedError, ConfigError
+from penstock.errors import BucketMissingError, CheckpointError, ClosedError, ConfigError
 from penstock.store import Store
+from penstock.store.faulty import Faulty
+from penstock.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer
@@ -42,6 +45,19 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoints]
     url = f"memory://{os.urandom(6).hex()}" if request.param == "memory" else f"{tmp_path}/run/"
     with Checkpoints(url) as checkpoints:
         yield checkpoints
+
+
+def test_a_missing_bucket_is_not_a_missing_file() -> None:
+    """The error of the store stays; a directory that is missing means that nothing was saved yet."""
+    marker = layout.COMMIT_MARKER
+    with MemoryStore() as store:
+        absent = Faulty(store, fail_at_call=1, error=BucketMissingError("no such bucket"))
+        with pytest.raises(BucketMissingError):
+            read_metadata(absent, "step-0000000001/")
+        with pytest.raises(CheckpointError, match=rf"{marker}: there is no checkpoint.*penstock checkpoint ls"):
+            read_metadata(store, "step-0000000001/")
+    with Checkpoints("/nonexistent/run/") as run, pytest.raises(CheckpointError, match="there is no checkpoint"):
+        read_metadata(run.store, "")
 
 
 def write(run: Checkpoints, save: CheckpointSave, directory: str, ranks: int = 2) -> list[CheckpointFile]:
@@ -102,7 +118,7 @@ def test_a_run_from_the_first_save_to_the_last(run: Checkpoints) -> None:
     assert (newest.step, newest.size_bytes, newest.usable) == (100, 201 + 8, True)
     assert run.find(20).step == 20
     assert run.inspect(5).status == "missing"
-    with pytest.raises(CheckpointError, match=r"step 5 is missing.*checkpoint ls"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 5\..*checkpoint ls"):
         run.find(5)
     assert not any("saving-" in name for name in names(run))
 

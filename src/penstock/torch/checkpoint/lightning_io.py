@@ -54,10 +54,14 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
 
     Args:
         **options: Options of ``penstock.connect``.
+
+    Raises:
+        ConfigError: An option does not exist.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        compose.check_connect_options("LightningCheckpointIO", options)
         self._options = options
 
     def save_checkpoint(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 _EXTRA = "_extra_state"
+_SCHEDULER_OPTIONS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+"""Options that schedulers add to the groups of an optimizer."""
 _MODEL = "model."
 RANKS = "ranks."
 _STATES = "optimizer.state."
@@ -103,7 +105,7 @@ class ModelPart:
             lacks = [f"the checkpoint lacks {listed(sorted(here.keys() - there))}"] if here.keys() - there else []
             lacks += [f"the model lacks {listed(sorted(there - here.keys()))}"] if there - here.keys() else []
             raise CheckpointError(
-                f"the checkpoint is one of another model: {'; '.join(lacks)}",
+                f"the checkpoint is of another model: {'; '.join(lacks)}",
                 url=saved.what,
                 hint="restore(strict=False) takes over the tensors that both have",
             )
@@ -241,6 +243,7 @@ class OptimizerPart:
                 f"one has {len(self._groups)} with {[len(each) for each in self._groups]}, or they are in another order",
                 hint="make the optimizer as the run did that saved the checkpoint",
             )
+        self._check_kind(groups)
         state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["values"].items()}
         for key in targets:
             if key.startswith(_STATES):
@@ -253,6 +256,20 @@ class OptimizerPart:
             "state": {number: state[name] for name, number in numbers.items() if name in state},
             "param_groups": [{**group, "params": [next(counted) for _ in group["params"]]} for group in groups],
         }
+
+    def _check_kind(self, groups: list[dict[str, Any]]) -> None:
+        """Refuse the state of another kind of optimizer, which ``load_state_dict`` would take over without a word.
+
+        A newer PyTorch adds options, and schedulers do, so only options that are missing on both sides tell another kind.
+        """
+        here = {name for group in self._optimizer.param_groups for name in group} - _SCHEDULER_OPTIONS
+        there = {name for group in groups for name in group} - _SCHEDULER_OPTIONS
+        if here - there and there - here:
+            raise CheckpointError(
+                f"the checkpoint is of another kind of optimizer: its groups have {listed(sorted(there - here))}, and those "
+                f"of {type(self._optimizer).__name__} have {listed(sorted(here - there))}",
+                hint="make the optimizer as the run did that saved the checkpoint",
+            )
 
     @torch.no_grad()
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
@@ -274,7 +291,7 @@ def check_same_shape(key: str, value: torch.Tensor, saved: SavedItems) -> None:
     there = saved.tensor(key)
     if value.shape != there.size or value.dtype != there.properties.dtype:
         raise CheckpointError(
-            f"the checkpoint is one of another model: {key} is {list(there.size)} of {there.properties.dtype} there, and "
+            f"the checkpoint is of another model: {key} is {list(there.size)} of {there.properties.dtype} there, and "
             f"{list(value.shape)} of {value.dtype} here",
             url=saved.what,
         )

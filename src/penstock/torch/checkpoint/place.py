@@ -77,6 +77,20 @@ def checked_url(url: Any) -> str:
     return text if text.endswith("/") else text + "/"
 
 
+def checked_run_url(url: Any) -> str:
+    """Return the URL of a training run, with a slash at its end.
+
+    Raises:
+        ConfigError: It is not a URL or a path, it is empty, or it is that of one checkpoint, below which there are none.
+    """
+    text = checked_url(url)
+    run, directory = run_and_directory(text)
+    if directory:
+        hint = f"pass the URL of the run, {run}, and step={layout.step_of(directory)}"
+        raise ConfigError(f"{os.fspath(url)!r} is the URL of one checkpoint, not of a run", hint=hint)
+    return run
+
+
 def run_and_directory(url: str) -> tuple[str, str]:
     """Split the URL of a checkpoint into that of its run and the directory's name; the name is empty if it is not a step's."""
     head, _, name = url.rstrip("/").rpartition("/")

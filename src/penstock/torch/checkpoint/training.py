@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from penstock.checkpoints import Checkpoints, check_step, step_directory
+from penstock.compose import check_connect_options
 from penstock.config import check_whole
 from penstock.errors import ClosedError, ConfigError, StoreError
 from penstock.torch.batches import Stateful
@@ -16,7 +17,7 @@ from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
 from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
 from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
-from penstock.torch.checkpoint.place import checked_url
+from penstock.torch.checkpoint.place import checked_run_url
 from penstock.torch.checkpoint.rank_group import RankGroup
 from penstock.torch.checkpoint.saved_items import SavedItems, local
 from penstock.torch.checkpoint.snapshot import SnapshotMemory
@@ -97,7 +98,11 @@ class Checkpoint:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer= must be an optimizer of PyTorch, not {type(optimizer).__name__}")
         if loader is not None and not isinstance(loader, Stateful):
-            raise ConfigError(f"loader= has no state_dict() and load_state_dict(): {type(loader).__name__}")
+            raise ConfigError(
+                f"loader= has no state_dict() and load_state_dict(): {type(loader).__name__}",
+                hint="pass a ps.Loader, or torchdata's StatefulDataLoader in place of a DataLoader",
+            )
+        check_connect_options("Checkpoint", options)
         self._parts(0, 1, strict=True)  # raises what is wrong with the arguments
 
     # ── saving ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -182,9 +187,9 @@ class Checkpoint:
             The step of the checkpoint; None if `step` is None and there is no checkpoint, so that the run begins.
 
         Raises:
-            ConfigError: The checkpoint is one of another model, lacks a part that is asked for, or was saved by another number
-                of ranks, each with its own place in the data.
-            CheckpointError: It is damaged, or there is none of this step.
+            ConfigError: The URL is that of one checkpoint, not of the run; or an argument is invalid.
+            CheckpointError: The checkpoint is damaged, is of another model, lacks a part that is asked for, or was saved by
+                another number of ranks, each with its own place in the data; or there is no checkpoint of this step.
             StoreError: The store failed.
 
         Cost: memory for this rank's part of the state, which is read in parallel ranges before it is copied.
@@ -291,6 +296,7 @@ class _SaveJob:
     def capture(self, parts: list[StatePart], memory: SnapshotMemory | None) -> None:
         """Take the state of `parts`, copied to `memory` if there is one."""
         try:
+            checked_run_url(self._url)
             check_step(self._step)
             if self._keep_every is not None and self._keep_last is None:
                 raise ConfigError("keep_every= needs keep_last=", hint="keep_last=3, keep_every=1000")
@@ -324,7 +330,7 @@ class _SaveJob:
             group.first(self._retain)
 
     def _retain(self) -> None:
-        with Checkpoints(checked_url(self._url), **self._options) as checkpoints:
+        with Checkpoints(checked_run_url(self._url), **self._options) as checkpoints:
             try:
                 checkpoints.retain(keep_last=self._keep_last, keep_every=self._keep_every)
             except StoreError as error:  # keys that may write need not be allowed to delete; the checkpoint is there
@@ -350,12 +356,12 @@ def _digest(data: Any) -> bytes:
 
 
 def _directory_url(url: str | os.PathLike[str], step: int) -> str:
-    return checked_url(url) + step_directory(step)
+    return checked_run_url(url) + step_directory(step)
 
 
 def _find(url: str | os.PathLike[str], step: int | None, options: Mapping[str, Any]) -> CheckpointInfo | None:
     """Return the checkpoint of a step, or else the newest one that is whole; None if there is none."""
-    with Checkpoints(checked_url(url), **options) as checkpoints:
+    with Checkpoints(checked_run_url(url), **options) as checkpoints:
         return checkpoints.newest() if step is None else checkpoints.find(check_step(step))
 
 
@@ -372,5 +378,6 @@ def _records(scheduler: Any, extras: Mapping[str, Stateful] | None) -> dict[str,
         records[f"extras.{name}"] = target
     for name, target in records.items():
         if not isinstance(target, Stateful):
-            raise ConfigError(f"{name} has no state_dict() and load_state_dict(): {type(target).__name__}")
+            hint = None if name == "scheduler" else "wrap a plain value in a class with these two methods"
+            raise ConfigError(f"{name} has no state_dict() and load_state_dict(): {type(target).__name__}", hint=hint)
     return records

@@ -438,8 +438,12 @@ def test_wrong_arguments() -> None:
     make: Any = ps.torch.Checkpoint
     with pytest.raises(ConfigError, match="2 parameters that are not the model's"):
         make(model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
-    with pytest.raises(ConfigError, match="loader= has no state_dict"):
+    with pytest.raises(ConfigError, match=r"loader= has no state_dict.*StatefulDataLoader"):
         make(model=run.model, loader=[1, 2])
+    with pytest.raises(ConfigError, match=r"extras\.epoch has no state_dict.*a class with these two methods"):
+        make(model=run.model, extras={"epoch": 3})
+    with pytest.raises(ConfigError, match=r"Checkpoint\(endpoint=\.\.\.\) is not an option.*endpoint_url=\?"):
+        make(model=run.model, endpoint="http://minio:9000")
     with pytest.raises(ConfigError, match="scheduler has no state_dict"):
         make(model=run.model, scheduler=object())
     with pytest.raises(ConfigError, match=r"extras has the name 'a\.b'"):
@@ -450,6 +454,47 @@ def test_wrong_arguments() -> None:
         make(model=run.model, optimizer=run.optimizer.state_dict())
     with pytest.raises(ConfigError, match="profile"):
         make(model=run.model, anonymous=True, profile="x").latest("s3://bucket/run/")
+
+
+def test_the_url_of_one_checkpoint_is_not_that_of_a_run(url: str) -> None:
+    """Nothing would be found below it, so it is refused rather than taken for a run that begins."""
+    run = Run()
+    run.checkpoint.save(url, step=7)
+    one = f"{url.rstrip('/')}/step-0000000007"
+    calls: list[Callable[[str], object]] = [
+        run.checkpoint.restore,
+        run.checkpoint.latest,
+        lambda each: run.checkpoint.save(each, step=8),
+        lambda each: run.checkpoint.save(each, step=8, wait=False),
+    ]
+    for call in calls:
+        for spelling in (one, f"{one}/"):
+            with pytest.raises(
+                ConfigError, match=rf"one checkpoint, not of a run. Hint: .* {url.rstrip('/')}/, and step=7"
+            ):
+                call(spelling)
+    assert run.checkpoint.latest(url) == 7
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 8"):
+        run.checkpoint.restore(url, step=8)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_kind_of_optimizer(url: str, strict: bool) -> None:
+    """Its state is refused, though PyTorch would load it; the options that schedulers and a newer PyTorch add are not."""
+    saved = Run()
+    saved.train(1)
+    saved.checkpoint.save(url, step=1)
+    model = Run().model
+    first, *rest = model.parameters()
+    groups = [{"params": [first]}, {"params": rest}]
+    other = ps.torch.Checkpoint(model=model, optimizer=torch.optim.SGD(groups, lr=0.1), rng=False)
+    with pytest.raises(
+        CheckpointError, match=r"another kind of optimizer: its groups have .*betas.*of SGD have .*momentum"
+    ):
+        other.restore(url, strict=strict)
+    same = type(saved.optimizer)([{"params": [first]}, {"params": rest}])
+    same.param_groups[0]["option_of_a_newer_pytorch"] = True
+    assert ps.torch.Checkpoint(model=model, optimizer=same, rng=False).restore(url) == 1
 
 
 @pytest.mark.parametrize(
