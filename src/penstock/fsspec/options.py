@@ -97,6 +97,11 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"the option {name}= of s3fs cannot be followed", hint=_REFUSED[name])
         else:
             _set(found, _SAME_AS.get(name, name), value)
+    if options.get(
+        "anon"
+    ):  # pandas adds it to the caller's options for a second attempt; in s3fs it takes precedence, too
+        for name in (*KEY_NAMES, "profile"):
+            found.pop(name, None)
     check_names("PenstockFileSystem", found, [*CONNECT_NAMES, *FSSPEC_NAMES, *KEY_NAMES])
     if "anonymous" in found and not found["anonymous"]:
         del found["anonymous"]

@@ -55,6 +55,8 @@ def dataset(
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"dataset({pipeline!r}) must be given a pipeline", hint="ps.shards(url).decode(...)")
+    if features is not None and not isinstance(features, datasets.Features):
+        raise ConfigError(f"features= must be a datasets.Features, not {type(features).__name__}")
     for name in _SPLITTING:
         if options.get(name) is not None:
             raise ConfigError(

@@ -256,9 +256,16 @@ def status_error(  # noqa: C901 - a table
             **fields,
         )
     if status == 404:
-        return ObjectMissingError(what if message else "no such object", **fields)
+        hint = (
+            None
+            if message
+            else "check the key, the bucket and the endpoint; the answer does not say which one is wrong"
+        )
+        return ObjectMissingError(what if message else "no such object", hint=hint, **fields)
     if status in (401, 403):
         denied = "these credentials (or the bucket's policy) do not allow it; without ListBucket a missing key looks the same"
+        if not message:  # the answer to a HEAD has no body
+            denied = "the keys are wrong, or they do not allow it; without ListBucket a missing key looks the same"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
         changed = what if message else "the object is not the requested version"

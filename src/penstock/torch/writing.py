@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from penstock.types import Core, Key
 
+_EXAMPLE = "s3://bucket/checkpoints/0001.pt"
+
 
 _TORCH_ARCHIVE = "inline_container"
 """The file of PyTorch that writes archives; its errors name it. Source: caffe2/serialize/inline_container.cc."""
@@ -84,7 +86,20 @@ def checkpoint_writer(
 
     Cost: The memory of ``penstock.store.Writer``: parts are uploaded, 4 to 24 at a time, while ``torch.save`` writes.
     """
-    root, key = compose.split(url)
-    if not key:
-        raise ConfigError(f"{os.fspath(url)!r} does not name an object", hint="s3://bucket/checkpoints/0001.pt")
+    root, key = split_file(url)
     return CheckpointWriter(compose.connect(root, **options), key, part_bytes=part_bytes, if_absent=if_absent)
+
+
+def split_file(url: Any) -> tuple[str, Key]:
+    """Split the URL of a checkpoint that is one object into the URL of a store and the key in it.
+
+    Raises:
+        ConfigError: It is no URL or path, or it names a directory.
+    """
+    if not isinstance(url, str | os.PathLike):
+        hint = "torch.save and torch.load take file objects" if hasattr(url, "read") else _EXAMPLE
+        raise ConfigError(f"url= must be a URL or a path, not {type(url).__name__}", hint=hint)
+    root, key = compose.split(url)
+    if not key or key.endswith("/"):
+        raise ConfigError(f"{os.fspath(url)!r} does not name an object", hint=_EXAMPLE)
+    return root, key

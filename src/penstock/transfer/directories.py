@@ -72,7 +72,7 @@ def upload_directory(
 
     Cost: A listing of the target, and one upload per file, up to 32 small ones at a time.
     """
-    source = LocalStore(compose.local_path(_named("path", path)))
+    source = LocalStore(_local("path", path))
     with _StoreDirectory.open(url, **options) as target:
         _refuse_overlap(source.root, target)
         found = _DirectoryListing.of(source, "")
@@ -119,7 +119,7 @@ def download_directory(
 
     Cost: A listing, and parallel requests of 8 MiB, within the byte budget.
     """
-    target = LocalStore(compose.local_path(_named("path", path)))
+    target = LocalStore(_local("path", path))
     with _StoreDirectory.open(url, **options) as source:
         _refuse_overlap(target.root, source)
         found = _DirectoryListing.of(source.store, source.prefix)
@@ -196,6 +196,19 @@ class _DirectoryListing(NamedTuple):
         return [name for name in self.keys if not _is_last(name)]
 
 
+def _local(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a local directory.
+
+    Raises:
+        ConfigError: It is empty, or the URL of a store.
+    """
+    text = _named(name, value)
+    if "://" in text and not text.startswith("file:"):
+        hint = "upload_directory(path, url), download_directory(url, path)"
+        raise ConfigError(f"{name}={text!r} must be a directory of this machine", hint=hint)
+    return compose.local_path(text)
+
+
 def _named(name: str, value: str | os.PathLike[str]) -> str:
     """Return a URL or path; an empty one would mean the root, or wherever the program was started."""
     text = os.fspath(value)
@@ -221,7 +234,8 @@ def _refuse_extra(extra: _DirectoryListing, place: str, *, delete: bool) -> None
     if extra.keys and not delete:
         names = ", ".join(sorted(extra.keys)[:3]) + (", ..." if len(extra.keys) > 3 else "")
         hint = "choose an empty place, or remove them with delete=True"
-        raise ObjectExistsError(f"there are {len(extra.keys)} other files: {names}", hint=hint, url=place)
+        count = "is 1 other file" if len(extra.keys) == 1 else f"are {len(extra.keys)} other files"
+        raise ObjectExistsError(f"there {count}: {names}", hint=hint, url=place)
 
 
 def _upload(source: Store, target: Store, items: list[TransferItem], listener: TransferListener | None) -> None:

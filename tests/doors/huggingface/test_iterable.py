@@ -270,6 +270,8 @@ def test_bad_options(folder: Path, options: dict[str, Any], message: str) -> Non
     """Options that divide the data, and those that a loader refuses, are refused when the data set is made."""
     with pytest.raises(ps.ConfigError, match=message):
         ps.huggingface.dataset(pipeline(folder), **options)
+    with pytest.raises(ps.ConfigError, match=r"features= must be a datasets\.Features, not dict"):
+        ps.huggingface.dataset(ps.shards("memory://none/"), features={"a": "int64"})
     with pytest.raises(ps.ConfigError, match="must be given a pipeline"):
         ps.huggingface.dataset("s3://bucket/")
 

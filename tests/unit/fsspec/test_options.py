@@ -90,6 +90,12 @@ def test_options_of_other_protocols_are_left_alone() -> None:
     assert translated({"hf": {"token": None, "endpoint": "h"}, "anon": True}) == {"anonymous": True}
 
 
+def test_anon_takes_precedence_over_keys() -> None:
+    """pandas adds ``anon`` to the caller's options after a PermissionError; the second attempt must not fail by itself."""
+    assert translated({"key": "k", "secret": "s", "profile": "p", "anon": True}) == {"anonymous": True}
+    assert translated({"key": "k", "secret": "s", "anon": False}) == {"key": "k", "secret": "s"}
+
+
 def test_options_have_names() -> None:
     """A positional argument, which s3fs would take for ``anon``, is refused."""
     with pytest.raises(ps.ConfigError, match="by name only"):

@@ -30,3 +30,10 @@ def test_a_full_bucket(status: int, code: str | None) -> None:
     error = status_error(status, {}, code, "full")
     assert isinstance(error, StoreFullError)
     assert (error.retryable, error.errno) == (False, errno.ENOSPC)
+
+
+def test_an_answer_without_a_body_does_not_blame_the_key() -> None:
+    """The answer to a HEAD says 404 or 403 and no more, so the hint names everything that may be wrong."""
+    assert "the bucket and the endpoint" in str(status_error(404, {}, None, None))
+    assert "the keys are wrong" in str(status_error(403, {}, None, None))
+    assert "endpoint" not in str(status_error(404, {}, "NoSuchKey", "The key does not exist."))

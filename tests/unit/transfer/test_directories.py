@@ -167,13 +167,22 @@ def test_a_download_that_fails_leaves_nothing_that_loads(tmp_path: Path, monkeyp
     assert whole.moved_names == []
 
 
+def test_arguments_in_the_wrong_order(tmp_path: Path) -> None:
+    """A URL in place of the local directory is refused with the order of the arguments, whatever its scheme."""
+    for url in ("s3://bucket/a/", "memory://directories-swapped/a/"):
+        with pytest.raises(ConfigError, match=r"path='\w+://.*/' must be a directory.*upload_directory\(path, url\)"):
+            ps.upload_directory(url, str(tmp_path))
+        with pytest.raises(ConfigError, match=r"path='\w+://.*/' must be a directory.*download_directory\(url, path\)"):
+            ps.download_directory(str(tmp_path), url)
+
+
 def test_what_the_source_lacks_is_an_error_unless_it_may_be_removed(tmp_path: Path) -> None:
     """A file of an earlier model is never left beside a new one in silence, in neither direction."""
     write_files(tmp_path / "a")
     with ps.connect("memory://directories-extra") as store:
         store.write("m/model.safetensors", b"old")
         store.write("m-other/model.safetensors", b"of somebody else")
-        with pytest.raises(ObjectExistsError, match=r"1 other files: model\.safetensors.*delete=True"):
+        with pytest.raises(ObjectExistsError, match=r"is 1 other file: model\.safetensors.*delete=True"):
             ps.upload_directory(tmp_path / "a", "memory://directories-extra/m")
         assert len(objects(store)) == 2
         ps.upload_directory(tmp_path / "a", "memory://directories-extra/m", delete=True)

@@ -196,7 +196,8 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         ConfigError: One cannot; the message names it.
     """
     if not hasattr(tensors, "items"):
-        raise ConfigError(f"tensors= must map names to tensors, not be {type(tensors).__name__}")
+        hint = "pass model.state_dict()" if isinstance(tensors, torch.nn.Module) else None
+        raise ConfigError(f"tensors= must map names to tensors, not be {type(tensors).__name__}", hint=hint)
     named: Iterable[tuple[Any, Any]] = tensors.items()
     for name, tensor in named:
         if not isinstance(name, str) or name == METADATA_KEY or not _is_utf8(name):

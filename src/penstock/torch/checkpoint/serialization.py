@@ -21,7 +21,7 @@ from penstock.fetch.plan import COPIED_BYTES_MAX
 from penstock.torch.checkpoint.archive import HEADER_BYTES, ZIP_HEAD, Archive, PlainFileError, check_header
 from penstock.torch.checkpoint.object_file import ObjectFile
 from penstock.torch.checkpoint.verification import FileVerifier, choose_verifier
-from penstock.torch.writing import checkpoint_writer
+from penstock.torch.writing import checkpoint_writer, split_file
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
@@ -115,9 +115,7 @@ def load(
     Cost: One HEAD, two small requests, and one request per part (``FetchConfig.part_bytes``); holds the tensors alone, as
     storages that cannot be resized.
     """
-    root, key = compose.split(url)
-    if not key:
-        raise ConfigError(f"{os.fspath(url)!r} does not name an object", hint="s3://bucket/checkpoints/0001.pt")
+    root, key = split_file(url)
     with compose.connect(root, **options) as store:
         return load_from(store, key, map_location, weights_only=weights_only, mmap=mmap)
 

@@ -378,6 +378,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
             save_safetensors({"w": weight}, f"{tmp_path}/", shard_bytes_max=size)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="slash"):
         save_safetensors({"w": weight}, file, shard_bytes_max=10)
+    with pytest.raises(ConfigError, match=r"not be Linear\. Hint: pass model\.state_dict\(\)"):
+        save_safetensors(torch.nn.Linear(2, 2), file)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metadata"):
         save_safetensors({"w": weight}, file, metadata={"epoch": 3})  # type: ignore[dict-item]
     save_safetensors({"w": weight}, file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
@@ -212,8 +213,18 @@ def test_bad_arguments(tmp_path: Path, url: str) -> None:
         ps.torch.load(tmp_path / "none.pt")
     with pytest.raises(ConfigError, match="does not name an object"):
         ps.torch.load("s3://bucket/")
-    with pytest.raises(ConfigError, match="does not name an object"):
-        ps.torch.save({}, "s3://bucket/")
+    for directory in ("s3://bucket/", "s3://bucket/run/"):
+        with pytest.raises(ConfigError, match="does not name an object"):
+            ps.torch.save({}, directory)
+    wrong: Any = [
+        ({}, "url= must be a URL or a path, not dict"),
+        (io.BytesIO(), "torch.save and torch.load take file objects"),
+    ]
+    for target, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            ps.torch.save({}, target)
+        with pytest.raises(ConfigError, match=message):
+            ps.torch.load(target)
     with pytest.raises(ObjectExistsError):
         ps.torch.save({}, url, if_absent=True)
     torch.save({"a": torch.ones(3)}, url, _use_new_zipfile_serialization=False)
