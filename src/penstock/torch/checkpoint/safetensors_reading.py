@@ -24,8 +24,8 @@ from penstock.errors import (
 from penstock.fetch import PlanItem
 from penstock.formats.safetensors import HEADER_BYTES_MAX, SafetensorsHeader, header_end, parse_header, parse_index
 from penstock.store.inflight import InFlight
-from penstock.torch.checkpoint.file_checks import FileChecks
 from penstock.torch.checkpoint.safetensors_dtypes import torch_dtype
+from penstock.torch.checkpoint.verification import FileChecks
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get, Head
 
