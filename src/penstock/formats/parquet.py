@@ -9,7 +9,6 @@ Without such a column it is the row's number in the shard, in twelve digits.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from importlib import import_module
 from itertools import accumulate
@@ -23,6 +22,7 @@ from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
 from penstock.ranges import REQUEST_COST_BYTES, merged_spans
+from penstock.raw_file import RawFile
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -53,27 +53,16 @@ def is_parquet(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-class _Parts(io.RawIOBase):
+class _Parts(RawFile):
     """A seekable file for pyarrow of which only some spans are present."""
 
     def __init__(self, size_bytes: int, spans: Sequence[ByteRange], views: Sequence[memoryview]) -> None:
         self._size_bytes = size_bytes
         self._parts = list(zip(spans, views, strict=True))
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        self._at = base + offset
-        return self._at
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     def view(self, span: ByteRange) -> memoryview:
         """Return the bytes of `span`, which must lie in one of the present spans."""
@@ -81,13 +70,13 @@ class _Parts(io.RawIOBase):
         return view[span.start - within.start : span.end - within.start]
 
     def read(self, size: int = -1) -> bytes:
-        end = self._size_bytes if size < 0 else min(self._at + size, self._size_bytes)
+        end = self._size_bytes if size < 0 else min(self._position + size, self._size_bytes)
         for span, view in self._parts:
-            if span.start <= self._at and end <= span.end:
-                data = view[self._at - span.start : end - span.start]
-                self._at = end
+            if span.start <= self._position and end <= span.end:
+                data = view[self._position - span.start : end - span.start]
+                self._position = end
                 return data  # type: ignore[return-value]  # pyarrow takes any buffer, and copies none
-        raise OSError(f"bytes [{self._at}, {end}) are outside of the columns that the footer names")
+        raise OSError(f"bytes [{self._position}, {end}) are outside of the columns that the footer names")
 
 
 class ParquetReader(ShardReader):

@@ -23,6 +23,7 @@ from penstock import forks
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ProtocolError, ShortReadError, SpanError
 from penstock.fetch import PlanItem
+from penstock.raw_file import RawFile
 from penstock.store.reading import read, read_parts
 from penstock.store.waiting import WaitingSink, stat
 from penstock.tracebacks import boundary
@@ -150,7 +151,7 @@ def _reopen(store: Readable, key: Key, etag: str | None, position: int) -> Objec
 
 
 @boundary
-class _RawObject(io.RawIOBase):
+class _RawObject(RawFile):
     """Decides what to fetch, as the module's docstring says. The ``BufferedReader`` around it serialises its callers."""
 
     mode = "rb"
@@ -163,7 +164,6 @@ class _RawObject(io.RawIOBase):
         self.name = store.describe(key)
         self._made_in = forks.generation()
         self._gap_bytes_max = (store.fetch_config or FetchConfig()).gap_bytes_max
-        self._position = 0
         # ``BufferedReader`` makes two calls for a large read, whole buffers and the rest; ``ObjectReader`` says here how
         # far the read goes, so that the rest costs no second request.
         self.wanted_end = 0
@@ -195,23 +195,9 @@ class _RawObject(io.RawIOBase):
 
     # ── io.RawIOBase ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.info.size_bytes}.get(whence)
-        if base is None:
-            raise ValueError(f"whence={whence!r} must be 0, 1 or 2")
-        if base + offset < 0:
-            raise ValueError(f"{self.name}: seek to {base + offset}, before the start")
-        self._position = base + offset
-        return self._position
+    @property
+    def size_bytes(self) -> int:
+        return self.info.size_bytes
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         forks.check(self._made_in, self.name)

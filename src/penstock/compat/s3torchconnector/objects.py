@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from penstock.config import MIB
 from penstock.errors import ObjectChangedError, SpanError, StoreError
 from penstock.fetch import PlanItem
+from penstock.raw_file import RawFile
 from penstock.store.file import ObjectReader
 from penstock.types import Blob, ByteRange
 
@@ -233,7 +234,7 @@ def first_part(location: ObjectLocation, *, key: str | None = None, unknown_byte
     return PlanItem(key, size_bytes=size_bytes)
 
 
-class _Continued(io.RawIOBase):
+class _Continued(RawFile):
     """A file whose beginning is in memory; the rest is opened when it is needed, in the same version."""
 
     def __init__(self, begin: memoryview, open_rest: Callable[[], ObjectReader]) -> None:
@@ -241,23 +242,10 @@ class _Continued(io.RawIOBase):
         self._begin = begin
         self._open_rest = open_rest
         self._rest: ObjectReader | None = None
-        self._position = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
-        if base is None:
-            base = self._opened().size_bytes
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
+    @property
+    def size_bytes(self) -> int:
+        return self._opened().size_bytes
 
     def readinto(self, buffer: Any, /) -> int:
         target = memoryview(buffer).cast("B")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import MIB
 from penstock.fetch import PlanItem
+from penstock.raw_file import RawFile
 from penstock.store.file import ObjectReader
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange
@@ -268,7 +269,7 @@ _READ_BYTES_MAX = 64 * MIB
 """The most that one call asks for at once; Python's buffered files call again until a read is complete."""
 
 
-class ExactRanges(io.RawIOBase):
+class ExactRanges(RawFile):
     """A file each of whose reads is one request for exactly these bytes, all of one version.
 
     Args:
@@ -282,25 +283,11 @@ class ExactRanges(io.RawIOBase):
         self._source = source
         self._store, self._key = source.store, source.location.key
         self._info = source.stat()
-        self._position = 0
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position and return it."""
-        base = (0, self._position, self._info.size_bytes)[whence]
-        self._position = base + offset
-        return self._position
+    @property
+    def size_bytes(self) -> int:
+        """Size of the object in bytes."""
+        return self._info.size_bytes
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill `buffer` with the next bytes by one request, and return their number."""

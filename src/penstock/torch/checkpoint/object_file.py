@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
 from penstock.fetch import PlanItem
+from penstock.raw_file import RawFile
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _READ_BYTES_MIN = 256 * KIB
 """Bytes to read at least: as much as 3 ms of a connection's time, and a round trip takes 10 to 30 ms."""
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(RawFile):
     """A file whose bytes are read when they are needed, and kept.
 
     Args:
@@ -28,16 +28,18 @@ class ObjectFile(io.RawIOBase):
 
     Attributes:
         name: URL of the object.
-        size_bytes: Size of the object in bytes.
     """
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self._store = store
         self._info = info
-        self._position = 0
         self._kept: list[tuple[int, memoryview]] = []
         self.name = store.describe(info.key)
-        self.size_bytes = info.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the object in bytes."""
+        return self._info.size_bytes
 
     def keep(self, spans: Iterable[ByteRange]) -> None:
         """Read some ranges at the same time, and keep them."""
@@ -59,26 +61,6 @@ class ObjectFile(io.RawIOBase):
                 return data[start - kept_start : end - kept_start]
         self.keep([ByteRange(start, min(self.size_bytes, max(end, start + _READ_BYTES_MIN)))])
         return self._kept[-1][1][: end - start]
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Set the position; see ``io.IOBase.seek``."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
-        if base + offset < 0:
-            raise ValueError(f"negative position {base + offset}")
-        self._position = base + offset
-        return self._position
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer`, except at the end of the file; see ``io.RawIOBase.readinto``."""
