@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock import compose
 from penstock.checkpoints import layout
@@ -63,6 +63,35 @@ class CheckpointPlace:
             self._store = None
 
 
+class PlacedStorage:
+    """What ``StorageWriter`` and ``StorageReader`` have in common: they have a place in a store, and are context managers."""
+
+    _place: CheckpointPlace
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._place.describe()!r}>"
+
+    def close(self) -> None:
+        """Close the store. Idempotent; the next save or load opens it again."""
+        self._place.close()
+
+    @property
+    def checkpoint_id(self) -> str:
+        """URL of the checkpoint's directory."""
+        return self._place.url
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether `checkpoint_id` can be the URL of a checkpoint."""
+        return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
+
+
 def checked_url(url: Any) -> str:
     """Return the URL of a directory, with a slash at its end.
 
@@ -97,11 +126,6 @@ def run_and_directory(url: str) -> tuple[str, str]:
     if layout.step_of(name) is None or not head or head.endswith(":/"):
         return url, ""
     return f"{head}/", f"{name}/"
-
-
-def is_url(checkpoint_id: Any) -> bool:
-    """Whether a ``checkpoint_id`` of PyTorch can be the URL of a checkpoint."""
-    return isinstance(checkpoint_id, str | os.PathLike) and bool(os.fspath(checkpoint_id))
 
 
 def remade(kind: type[Any], url: str, configuration: dict[str, Any]) -> Any:

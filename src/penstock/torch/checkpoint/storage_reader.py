@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
@@ -20,7 +20,7 @@ from penstock.checkpoints.directory import (
 from penstock.crc import crc32c
 from penstock.errors import AccessDeniedError, CheckpointError
 from penstock.torch.checkpoint.metadata import decode_metadata
-from penstock.torch.checkpoint.place import CheckpointPlace, is_url, remade
+from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade
 from penstock.torch.checkpoint.plan_reading import PlanReader
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Versions:
     files: dict[str, ObjectInfo]
 
 
-class StorageReader(TorchStorageReader):
+class StorageReader(PlacedStorage, TorchStorageReader):
     """Reads distributed checkpoints straight from a store: ``dcp.load(state_dict, storage_reader=StorageReader(url))``.
 
     It reads checkpoints of ``StorageWriter``, and those that PyTorch's ``FileSystemWriter`` or other writers of its format left
@@ -82,30 +82,7 @@ class StorageReader(TorchStorageReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return remade, (type(self), self._place.url, self._options)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<StorageReader {self._place.describe()!r}>"
-
-    def close(self) -> None:
-        """Close the store. Idempotent; the next load opens it again."""
-        self._place.close()
-
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
-
-    @property
-    def checkpoint_id(self) -> str:
-        """URL of the checkpoint's directory."""
-        return self._place.url
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` can be the URL of a checkpoint."""
-        return is_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, from another URL if `checkpoint_id` is given."""

@@ -6,7 +6,7 @@ import io
 import pickle
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -23,7 +23,7 @@ from penstock.config import check_whole
 from penstock.crc import combined_crc
 from penstock.errors import ConfigError
 from penstock.torch.checkpoint.items import WrittenItem, write_object, write_tensor
-from penstock.torch.checkpoint.place import CheckpointPlace, is_url, remade
+from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade
 from penstock.torch.checkpoint.prefixes import checked_prefix
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _StoredItem(NamedTuple):
     written: WrittenItem
 
 
-class StorageWriter(TorchStorageWriter):
+class StorageWriter(PlacedStorage, TorchStorageWriter):
     """Writes distributed checkpoints straight to a store: ``dcp.save(state_dict, storage_writer=StorageWriter(url))``.
 
     The files have the format of PyTorch's ``FileSystemWriter``, so that its reader, and others, can load them. The checkpoint
@@ -121,15 +121,6 @@ class StorageWriter(TorchStorageWriter):
             **self._options,
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<StorageWriter {self._place.describe()!r}>"
-
     def close(self) -> None:
         """End a save that failed, removing its files, and close the store. Idempotent; the next save opens it again."""
         self._end_save()
@@ -141,16 +132,6 @@ class StorageWriter(TorchStorageWriter):
             self._save = None
 
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
-
-    @property
-    def checkpoint_id(self) -> str:
-        """URL of the checkpoint's directory."""
-        return self._place.url
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` can be the URL of a checkpoint."""
-        return is_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, at another URL if `checkpoint_id` is given."""
