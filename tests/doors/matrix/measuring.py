@@ -150,7 +150,7 @@ class Measurements:
     def faults(self, row: Row, process: ReadingProcess) -> Cells:
         """Read through a door while something is wrong with one shard, and return what the door made of each case."""
         if row.faults_as is not None:
-            return dict.fromkeys(FAULTS, Cell("as above", Reason(f"As {row.faults_as}, which reads by the same door.")))
+            return dict.fromkeys(FAULTS, Cell("as above", Reason(f"As {row.faults_as}, whose reader it uses.")))
         return {
             "replaced": self._replaced(row, process),
             "cut off": self._failing(row, process, "cut off", self._cut),

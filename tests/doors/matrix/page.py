@@ -51,47 +51,51 @@ def _table(columns: Mapping[str, str], cells: Mapping[str, Cells], reasons: list
 _TEXT = """\
 # The same samples through every door
 
-`make test-doors` reads one data set through every way into penstock, and compares every sample with what was written: its
-key, its fields, and each byte. It writes this page, and fails if the page is not what it has measured.
+A *door* is an interface through which a program reads with penstock: a class of ours, another library, a mount, an S3
+endpoint. `make test-doors` reads one data set through each of them, and compares every sample with what was written: its
+key, its fields, and every byte. It writes this page, and fails if the page differs from what it measured. To choose
+a door for the library that you use today, see [coming from another library](../coming-from/README.md).
 
-The data set has {samples} samples in {shards} shards: empty fields, samples that lack a field, keys in Unicode and of more
-than a hundred bytes, the same key in two shards, names with several dots, a shard of one sample, and samples from one byte
-to {large}. The store is a real S3 server.
+The data set has {samples} samples in {shards} shards. They include empty fields, samples that lack a field, keys in Unicode,
+keys of more than a hundred bytes, the same key in two shards, names with several dots, a shard of one sample, and samples
+from one byte to {large}. The store is a real S3 server.
 
 ## What each door has
 
 {first}
 
-All doors give the same samples and bytes, in every column that is not "no".
+All doors give the same samples and bytes, in every column that is not "no". Other doors have tests of their own: iopath's
+handler, TorchData's DataPipes, Grain, SPDL and NVIDIA DALI.
 
-- **order**: without a shuffle and without workers. "The shards'" is the order in which the samples are stored.
-- **workers**: how many worker processes were tried, and their order. "Its own" is another order of the same samples.
-- **shuffled**: "the Loader's" order depends on seed, window, and whether there is an [index](../guides/indexing.md); here,
-  there is one. It is the same through each of these doors. With "its own", the library that reads shuffles, or Pipe mode
-  shuffles the shards. The same seed gives the same order again.
-- **resumes**: an epoch that is left after three batches and continued in a new reader has all samples exactly once, in the
-  same order: without and with workers, and shuffled where the order is the Loader's.
-- **cache**: with a [cache](../guides/cache.md) on the node's disk, the second reader gives the same samples and requests no
+- **order**: the order without shuffling and without workers. "The shards'" is the order in which the samples are stored.
+- **workers**: the number of worker processes tried, and the order that they give. "Its own" is another order of the same
+  samples.
+- **shuffled**: "the Loader's" order depends on the seed, the window, and whether there is an [index](../guides/indexing.md);
+  here, there is one. It is the same through each of these doors. "Its own" means that the library that reads shuffles, or
+  that Pipe mode shuffles the shards. The same seed gives the same order again.
+- **resumes**: an epoch that is interrupted after three batches and continued in a new reader has all samples exactly once,
+  in the same order: without and with workers, and shuffled where the order is the Loader's.
+- **cache**: with a [cache](../guides/cache.md) on the node's disk, a second reader gives the same samples and requests no
   shard. File mode keeps downloads (`--downloads`), and the gateway always has a cache.
 
 ## What each door says when something is wrong
 
-One of three shards is spoilt in each way. No door gives fewer samples in silence: each raises an error that names the
-object, or gives all samples of its new version.
+In each test, one of three shards is spoilt. No door silently gives fewer samples: each raises an error that names the
+object, or gives all samples of the object's new version.
 
 {second}
 
-- **replaced between epochs**: "the new samples" are all of those that the store has now; an error says that the object has
-  changed since it was listed. Begin again with a new reader, or `restart()`, to read the new version.
-- **cut off**: the stored object ends early, inside a sample. Doors that give bytes give what is stored; what parses them
-  raises, such as Python's `tarfile`. A TFRecord file, or a tar without its end mark, that ends exactly between two samples
-  is a valid file of fewer samples.
-- **deleted**: after it was listed, and before it was read.
+- **replaced between epochs**: "the new samples" are all samples that the store has now; an error says that the object has
+  changed since it was listed. To read the new version, create a new reader or call `restart()`.
+- **cut off**: the stored object ends early, inside a sample. Doors that give bytes give what is stored, and the program that
+  parses them, such as Python's `tarfile`, raises the error. A TFRecord file, or a tar without its end mark, that ends exactly
+  between two samples is a valid file with fewer samples.
+- **deleted**: the object was deleted after it was listed, and before it was read.
 - **one byte flipped on the way**: the store keeps a checksum of the object, and the bytes that arrive do not match it, in
   any attempt.
-- Errors of files, such as `OSError (EIO)`, name no file, as the kernel's never do: the program knows which file it reads,
-  and the [mount's log](../guides/mount.md#if-something-goes-wrong) names object and cause. TensorFlow raises errors as its
-  own; their messages are ours. An exit code is that of a program whose standard error says the rest.
+- Errors of file operations, such as `OSError (EIO)`, do not name the file. The program knows which file it reads, and the
+  [mount's log](../guides/mount.md#if-something-goes-wrong) names the object and the cause. TensorFlow raises its own
+  exception classes with our messages. "Exit code" means that the program prints the error on standard error.
 
 ## Notes
 

@@ -55,19 +55,15 @@ class Row:
         return self.door.partition(":")[0]
 
 
-_BYTES = Reason("The door gives files or streams. The program that reads them shuffles, if at all.")
+_BYTES = Reason("The door gives files or streams; only the program that reads them can shuffle.")
 _ONE_PROCESS = Reason("One process reads.")
-_FILES = Reason(
-    "The door gives files. Reading one again from a byte on is cheap, but which byte is the program's affair."
-)
-_STREAM = Reason("The stream begins at its beginning each time.")
+_FILES = Reason("The door gives files. Reading on from any byte is cheap, but the program has to remember which one.")
+_STREAM = Reason("A stream always starts at the beginning.")
 _JOINED = Reason(
-    "All objects are one stream. Their bytes arrive as they are stored, and what parses them notices the cut; it names the "
-    "stream, and ours also the sample."
+    "All objects form one stream. Their bytes arrive as they are stored, and the parser notices the cut; it names the stream, "
+    "and penstock's parser also the sample."
 )
-_SAMPLER = Reason(
-    "The samples have numbers, and whoever draws the numbers knows the position: a sampler has the state."
-)
+_SAMPLER = Reason("Samples are read by number, so the position is the state of the sampler that draws the numbers.")
 
 ROWS = (
     Row(
@@ -126,7 +122,7 @@ ROWS = (
     ),
     Row(
         name="`S3IterableDataset` of the connector's API", door="torch_doors:ConnectorIterableDoor", workers=4,
-        shuffle=Reason("The connector's API has no shuffle for iteration."),
+        shuffle=Reason("The connector's API does not shuffle when it iterates."),
         resumes=Reason("The connector's API has no state."), caches=Reason("The connector's API has no cache."),
     ),
     Row(
@@ -151,14 +147,14 @@ ROWS = (
     ),
     Row(
         name="`tf.data.TFRecordDataset` on `ps.mount`", door="tensorflow_doors:TFRecordMountDoor", form="tfrecord",
-        workers=Reason("`tf.data` has threads."), shuffle="its own",
+        workers=Reason("`tf.data` uses threads."), shuffle="its own",
         resumes=Reason("The position is in TensorFlow's own checkpoints."), caches=True,
-        cut_off=Reason("TensorFlow's reader names the place in the file, and not the file."), needs="fuse",
+        cut_off=Reason("TensorFlow's error names the position in the file, but not the file."), needs="fuse",
     ),
     Row(
         name="`tf.data.Dataset.from_generator` on `PipeReader`", door="tensorflow_doors:TFRecordPipeDoor", form="tfrecord",
         workers=Reason("One process reads a pipe; `copies=` and `split=` make more pipes."), shuffle="its own",
-        resumes=Reason("TensorFlow reads the generator ahead, so the reader's position is not the program's."),
+        resumes=Reason("TensorFlow reads ahead of the program, so the reader's position is not the program's."),
         caches=Reason("A pipe keeps nothing on the disk."), faults_as="`penstock run`, Pipe mode, `PipeReader`",
     ),
 )  # fmt: skip

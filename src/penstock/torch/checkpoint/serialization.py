@@ -179,6 +179,8 @@ def _load_archive(
         is_meta or type(torch.empty(0, device="cpu")) is not torch.Tensor
     ):  # a mode for tensors without bytes, such as fake ones
         raise PlainFileError("no bytes of storages are needed")
+    if not hasattr(torch.serialization, "skip_data"):  # before PyTorch 2.6
+        raise PlainFileError("torch.load cannot leave out the bytes of storages")
     archive = Archive(file)
     for stored in archive.storages[:1]:
         check_header(stored, file.bytes_at(stored.header_offset, HEADER_BYTES))

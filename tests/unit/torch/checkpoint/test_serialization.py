@@ -207,6 +207,13 @@ def test_other_zip_archives(tmp_path: Path) -> None:
         ps.torch.load(tmp_path / "x.pt")
 
 
+def test_a_pytorch_that_cannot_skip_the_bytes_of_storages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch before 2.6 reads the file by itself, with the same result."""
+    ps.torch.save({"a": torch.arange(1000)}, url)
+    monkeypatch.delattr(torch.serialization, "skip_data")
+    assert torch.equal(ps.torch.load(url)["a"], torch.arange(1000))
+
+
 def test_bad_arguments(tmp_path: Path, url: str) -> None:
     """URLs that name no object, missing objects, and mmap of a legacy file are errors with a hint."""
     with pytest.raises(ObjectMissingError, match=r"none\.pt"):
