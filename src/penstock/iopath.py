@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.compose import StoreTable, split
 from penstock.errors import ConfigError, ObjectMissingError
-from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
 from penstock.store.text import ObjectText
 from penstock.store.waiting import perform
@@ -113,10 +112,11 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
         if not infos:
             raise ObjectMissingError("there is neither an object nor a directory", url=store.describe(key))
         items = []
+        files = LocalStore(root)
         for info in infos:
-            if has_dot_segment(info.key):
-                raise ConfigError(f"the key {info.key!r} has a segment '.' or '..', which is no safe name of a file")
-            target = root / info.key
+            if info.key.endswith("/") and not info.size_bytes:
+                continue  # what consoles make for a folder
+            target = files.path(info.key)  # refuses keys that would lead out of the directory
             if force or not is_downloaded(target, info):
                 items.append(TransferItem(info, info.key, target))
         listener = RaisingListener()
@@ -165,9 +165,12 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
 
     def _mv(self, src_path: str, dst_path: str, **options: Any) -> bool:
         """Copy an object and remove the original; False if there is another one in its place."""
+        (store, key), place = self._object(src_path), self._object(dst_path)
+        if (store, key) == place:
+            store.stat(key)  # an object that does not exist is an error
+            return True
         if not self._copy(src_path, dst_path, **options):
             return False
-        store, key = self._object(src_path)
         store.delete(key)
         return True
 

@@ -106,3 +106,26 @@ def test_other_buckets(manager: PathManager, bucket: str, s3_endpoint: Any) -> N
     assert manager.copy(f"s3://{bucket}/x", f"s3://{other}/y")
     with manager.open(f"s3://{other}/y", "rb") as file:
         assert len(file.read()) == 3_000_000
+
+
+def test_no_key_leads_out_of_the_cache(manager: PathManager, bucket: str, s3_store: ps.Store, tmp_path: Path) -> None:
+    """A key that begins with a slash, or has ``..``, is refused; objects that stand for folders are left out."""
+    for key in ("a/", "a/b/", "a/b/c"):
+        s3_store.write(key, b"" if key.endswith("/") else b"x")
+    folder = Path(manager.get_local_path(f"s3://{bucket}/a"))
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()] == ["b/c"]
+    evil = f"{tmp_path}/evil"
+    s3_store.write(evil, b"evil")  # a key that begins with a slash
+    for path in (f"s3://{bucket}/{evil}", f"s3://{bucket}"):
+        with pytest.raises(ps.ConfigError, match="empty segment"):
+            manager.get_local_path(path)
+    assert not Path(evil).exists()
+
+
+def test_a_move_to_itself(manager: PathManager, bucket: str, s3_store: ps.Store) -> None:
+    """An object that is moved to where it is stays, and a missing one is an error."""
+    s3_store.write("a", b"x")
+    assert manager.mv(f"s3://{bucket}/a", f"s3://{bucket}/a")
+    assert s3_store.read("a").data == b"x"
+    with pytest.raises(FileNotFoundError):
+        manager.mv(f"s3://{bucket}/none", f"s3://{bucket}/none")
