@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import ConfigError, SpanError, StoreError
+from penstock.fetch import PlanItem
 from penstock.fsspec.bulk import read_streamed
 from penstock.store.threaded import Pool
 
@@ -160,7 +161,7 @@ class _ReadBatch:
             if future.done():
                 continue
             try:
-                self._answer(future, read_streamed(self.store, key, span), None)
+                self._answer(future, read_streamed(self.store, PlanItem(key, span)), None)
             except BaseException as error:  # whatever it is, the coroutine has to hear of it
                 self._answer(future, b"", error)
 

@@ -15,7 +15,9 @@ from fsspec.spec import AbstractFileSystem
 
 from penstock.buffers import byte_view
 from penstock.errors import ConfigError, ObjectMissingError, SpanError, StoreError
+from penstock.fetch import PlanItem
 from penstock.fsspec.entries import REQUESTS_MAX, any_below, stat_many
+from penstock.store.file import ObjectReader
 from penstock.store.inflight import perform_many
 from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.fsspec.listing import ListingFileSystem
     from penstock.fsspec.paths import StorePath
     from penstock.store.base import Store
-    from penstock.types import Buffer
+    from penstock.types import Buffer, Key
 
 PUT_BYTES_MAX = 16 << 20
 """Largest object that one put writes; larger ones are sent in parts, one object at a time."""
@@ -72,6 +74,7 @@ class Pairs:
 
     def planned(self, verb: str, source: Any, target: Any, *, recursive: bool, depth_max: int | None) -> list[Pair]:
         """Return what fsspec's algorithm `verb` would copy, file by file."""
+        source, target = (os.fspath(one) if isinstance(one, os.PathLike) else one for one in (source, target))
         getattr(AbstractFileSystem, verb)(self, source, target, recursive=recursive, maxdepth=depth_max)
         return self.pairs
 
@@ -144,8 +147,8 @@ def read_ranges(
         For each range its bytes, or the ``StoreError`` that reading it failed with.
     """
     answers: list[bytes | Exception] = [b""] * len(requests)
-    sizes = _sizes_needed(files, requests, answers)
-    wanted: dict[str, list[tuple[int, str, ByteRange | None]]] = defaultdict(list)
+    infos = _infos_needed(files, requests, answers)
+    wanted: dict[str, list[tuple[int, PlanItem]]] = defaultdict(list)
     where: StorePath | None = None
     before = None
     for index, (path, start, end) in enumerate(requests):
@@ -153,67 +156,73 @@ def read_ranges(
             continue
         if path is not before or where is None:
             where, before = files.locate(path), path
-        span = None
-        if path in sizes:
-            span = ByteRange(*slice(start, end).indices(sizes[path])[:2])
+        item = PlanItem(where.key)
+        if (info := infos.get(path)) is not None:
+            item = slice_of(info, where.key, start, end)
         elif end is not None:
-            span = ByteRange(start or 0, end)
-        if span is None or span.end > span.start:
-            wanted[where.url].append((index, where.key, span))
+            item = PlanItem(where.key, ByteRange(start or 0, end))
+        if item.span is None or item.span.end > item.span.start:
+            wanted[where.url].append((index, item))
     for url, items in wanted.items():
         _read_into(files, url, items, answers)
     return answers
 
 
-def _sizes_needed(
+def slice_of(info: ObjectInfo, key: Key, start: int | None, end: int | None) -> PlanItem:
+    """Return the range of an object that a slice means, in the version whose size it was counted by."""
+    span = ByteRange(*slice(start, end).indices(info.size_bytes)[:2])
+    return PlanItem(key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+
+
+def _infos_needed(
     files: ListingFileSystem, requests: Sequence[tuple[str, int | None, int | None]], answers: list[bytes | Exception]
-) -> dict[str, int]:
+) -> dict[str, ObjectInfo]:
     """Ask for the sizes of the objects of which a range cannot be requested without; errors go to `answers`."""
     needed: dict[str, list[int]] = defaultdict(list)
     for index, (path, start, end) in enumerate(requests):
         if (start or 0) < 0 or (end or 0) < 0 or (start and end is None):
             needed[path].append(index)
-    sizes: dict[str, int] = {}
+    infos: dict[str, ObjectInfo] = {}
     for path, info in stat_many(files, needed).items():
         if isinstance(info, ObjectInfo):
-            sizes[path] = info.size_bytes
+            infos[path] = info
         else:
             for index in needed[path]:
                 answers[index] = info
-    return sizes
+    return infos
 
 
 def _read_into(
-    files: ListingFileSystem, url: str, items: list[tuple[int, str, ByteRange | None]], answers: list[bytes | Exception]
+    files: ListingFileSystem, url: str, items: list[tuple[int, PlanItem]], answers: list[bytes | Exception]
 ) -> None:
     store: Store = files.store(url)
     left = dict.fromkeys(range(len(items)))
     try:
-        for answer in store.try_read_many(((key, span) for _, key, span in items), ordered=False):
+        for answer in store.try_read_many((item for _, item in items), ordered=False):
             number = answer.request_index
             assert number is not None
             left.pop(number)
-            index, _, span = items[number]
+            index, item = items[number]
             if isinstance(answer, StoreError):
-                answers[index] = b"" if isinstance(answer, SpanError) and span is not None else answer
+                answers[index] = b"" if isinstance(answer, SpanError) and item.span is not None else answer
             else:
                 answers[index] = bytes(answer.data)
     except ConfigError:  # one is too long to be held whole by the engine, or its key is not valid
         for number in left:
-            index, key, span = items[number]
+            index, item = items[number]
             try:
-                answers[index] = read_streamed(store, key, span)
+                answers[index] = read_streamed(store, item)
             except (StoreError, ConfigError) as error:
                 answers[index] = error
 
 
-def read_streamed(store: Store, key: str, span: ByteRange | None) -> bytes:
+def read_streamed(store: Store, item: PlanItem) -> bytes:
     """Return one range of an object of any size; parts are fetched in parallel, straight into the result."""
-    with store.open(key) as reader:
-        if span is None:
+    with ObjectReader(store, item.key, etag=item.etag) as reader:
+        if item.span is None:
             return reader.read()
-        reader.seek(span.start)
-        return reader.read(span.length_bytes)
+        reader.seek(item.span.start)
+        return reader.read(item.span.length_bytes)
 
 
 # ── moving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -250,7 +259,7 @@ def get_files(
     """Write objects to files of this machine; a file appears when it is complete.
 
     Raises:
-        ConfigError: A key has a segment ``..``, which could lead out of the target.
+        ConfigError: A key has a segment ``..``, which could lead out of the target, or two keys become one file.
         StoreError: An object could not be read; files that are complete remain.
     """
     moving, directories = _sources(files, pairs, found)
@@ -258,12 +267,17 @@ def get_files(
         Path(target).mkdir(parents=True, exist_ok=True)
     listener.skipped(len(directories))
     items: dict[str, list[TransferItem]] = defaultdict(list)
+    taken: dict[Path, Key] = {}
     for where, info, target in moving:
         if isinstance(info, StoreError):
             raise info
         if has_dot_segment(where.key):
             raise ConfigError(f"the key {where.key!r} has a segment '.' or '..', which is no safe name of a file")
-        items[where.url].append(TransferItem(info, where.key, Path(target).absolute()))
+        path = Path(target).absolute()
+        if path in taken:
+            raise ConfigError(f"the keys {taken[path]!r} and {where.key!r} would both become the file {target}")
+        taken[path] = where.key
+        items[where.url].append(TransferItem(info, where.key, path))
     for url, wanted in items.items():
         stream(files.store(url), iter(wanted), FileReceiver(listener), listener)
 
@@ -305,13 +319,19 @@ def copy_files(
     """Copy objects: inside a store by the store itself, and from one store to another through this process.
 
     Raises:
+        ConfigError: An object that is copied would be replaced by another one.
         StoreError: An object could not be copied; others may be there.
     """
     moving, directories = _sources(files, pairs, found)
     listener.skipped(len(directories))
     items: dict[tuple[str, str], list[TransferItem]] = defaultdict(list)
+    copied = {(where.url, where.key) for where, _, _ in moving}
     for where, info, target in moving:
         there = files.locate(target)
+        if (there.url, there.key) in copied and there != where:
+            raise ConfigError(
+                f"{target} would be replaced, and is itself copied", hint="choose a target outside of the source"
+            )
         if isinstance(info, StoreError):
             listener.failed(TransferItem(ObjectInfo(where.key, 0), there.key, None), info)
             continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import check_names
 from penstock.errors import ConfigError, ObjectExistsError, SpanError
 from penstock.fetch import PlanItem
-from penstock.fsspec.bulk import pipe_files, read_ranges, read_streamed
+from penstock.fsspec.bulk import pipe_files, read_ranges, read_streamed, slice_of
 from penstock.fsspec.files import (
     PART_BYTES_MIN,
     FsspecReader,
@@ -52,17 +52,19 @@ class ContentsFileSystem(ListingFileSystem):
         """
         check_names("cat_file", options, OPEN_NAMES)
         store, where = self._place(path)
-        span = self._span(store, where.key, start, end)
-        if span is not None and span.end <= span.start:
+        item = self._item(store, where.key, start, end)
+        if item.span is not None and item.span.end <= item.span.start:
             return b""
         try:
-            return bytes(store.read(where.key, span).data)
+            if item.size_bytes is None:
+                return bytes(store.read(item.key, item.span).data)
+            return bytes(next(store.read_many([item])).data)  # of the version by whose size the range was counted
         except SpanError:
-            if span is None:
+            if item.span is None:
                 raise
             return b""
         except ConfigError:  # it is too long to be held whole by the engine, or the key is not valid
-            return read_streamed(store, where.key, span)
+            return read_streamed(store, item)
 
     def cat_version(self, path: str, start: int, end: int, *, info: Entry) -> bytes:
         """Return a range of one version of an object.
@@ -76,13 +78,13 @@ class ContentsFileSystem(ListingFileSystem):
         item = PlanItem(where.key, ByteRange(start, end), info["ETag"], info["size"])
         return bytes(next(store.read_many([item])).data)
 
-    def _span(self, store: Store, key: str, start: int | None, end: int | None) -> ByteRange | None:
-        """Return the range that a slice means; None for the whole object. Cost: a request if the size is needed."""
+    def _item(self, store: Store, key: str, start: int | None, end: int | None) -> PlanItem:
+        """Return what a slice means. Cost: a request if the size is needed."""
         if start in (None, 0) and end is None:
-            return None
+            return PlanItem(key)
         if (start or 0) < 0 or end is None or end < 0:
-            start, end, _ = slice(start, end).indices(store.stat(key).size_bytes)
-        return ByteRange(start or 0, end)
+            return slice_of(store.stat(key), key, start, end)
+        return PlanItem(key, ByteRange(start or 0, end))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
         """Return the contents of an object, or a dict of the contents of several, which are read together.

@@ -201,12 +201,29 @@ class MovingFileSystem(ContentsFileSystem):
         self.invalidate_cache(path)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
-        """Copy objects and then remove the originals, once all of them were copied."""
+        """Copy objects and then remove the originals, once all of them were copied.
+
+        Objects that appear meanwhile below a directory that is moved stay where they are.
+
+        Raises:
+            ConfigError: An object that is moved would be replaced by another one; nothing was moved.
+            StoreError: An object could not be copied or removed; no original was removed before all were copied.
+        """
         check_names("mv", options, ["batch_size"])
         if self._same(path1, path2):
             return
-        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
-        self.rm(path1, recursive=recursive, maxdepth=maxdepth)
+        pairs = Pairs(self)
+        planned = [
+            (source, target)
+            for source, target in pairs.planned("copy", path1, path2, recursive=recursive, depth_max=maxdepth)
+            if not self._same(source, target)
+        ]
+        found = {source: pairs.found.get(source) for source, _ in planned}
+        copy_files(self, planned, found, CallbackListener(DEFAULT_CALLBACK, count=len(planned)))
+        delete_paths(self, self._keys_of(found))
+        for pair in planned if self._keeps_listings else ():
+            for path in pair:
+                self.invalidate_cache(path)
 
     def mv_file(self, path1: Any, path2: Any, **_: Any) -> None:
         """Copy one object and remove the original."""

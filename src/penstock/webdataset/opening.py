@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import webdataset
 
 from penstock.errors import ConfigError
+from penstock.redaction import public_url
 from penstock.tracebacks import boundary
 from penstock.webdataset.stores import default_stores
 from penstock.webdataset.streams import Place, ShardStreams
@@ -147,7 +148,7 @@ def _opened(
             try:
                 stream = streams.open()
             except Exception as error:
-                error.args = (*error.args, _url_of(item))  # handlers show the repr of errors, which is made of these
+                error.args = (*error.args, public_url(_url_of(item)))  # as WebDataset's own stage does
                 if handler(error):
                     continue
                 return

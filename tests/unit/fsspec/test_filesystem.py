@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.fsspec import PenstockFileSystem, register
+from penstock.errors import ConfigError
+from penstock.fsspec import PenstockFileSystem, moving, register
+from penstock.store.memory import MemoryStore
 
 TREE = {"a": b"0123456789", "b/c": b"c", "b/d/e": b"e", "b/d/f": b"f", "b.txt": b"text"}
 
@@ -335,6 +337,72 @@ def test_copies_and_moves(files: PenstockFileSystem, top: str) -> None:
         files.copy([f"{other}/none", f"{other}/c"], [f"{other}/x", f"{other}/y"])
     files.copy([f"{other}/none", f"{other}/c"], [f"{other}/x", f"{other}/y"], on_error="ignore")
     assert files.exists(f"{other}/y")
+
+
+def test_a_range_from_the_end_is_of_the_version_that_was_measured(
+    files: PenstockFileSystem, top: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an object is replaced after its size was asked for, a range that counts from its end is an error, no wrong bytes."""
+    stat = MemoryStore._head
+
+    def replaced(store: MemoryStore, key: str) -> Any:
+        info = stat(store, key)
+        with ps.connect(f"memory://{top.removeprefix('memory/')}") as other:
+            other.write("a", b"another, longer object")
+        return info
+
+    for call in (
+        lambda: files.cat_file(f"{top}/a", start=-3),
+        lambda: files.cat_file(f"{top}/a", start=4),
+        lambda: files.cat_ranges([f"{top}/a"], [-3], [None], on_error="raise"),
+    ):
+        files.pipe_file(f"{top}/a", b"0123456789")
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "_head", replaced)
+            with pytest.raises(ps.ObjectChangedError, match="/a"):
+                call()
+
+
+def test_a_move_removes_only_what_it_has_copied(
+    files: PenstockFileSystem, top: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that appears below a directory while that is moved stays, and is not removed without a copy."""
+    copy_files = moving.copy_files
+
+    def copy_and_write(*arguments: Any) -> None:
+        copy_files(*arguments)
+        files.pipe_file(f"{top}/b/new", b"new")
+
+    monkeypatch.setattr(moving, "copy_files", copy_and_write)
+    files.mv(f"{top}/b", f"{top}/moved", recursive=True)
+    assert below(top, files.find(top)) == ["a", "b.txt", "b/new", "moved/c", "moved/d/e", "moved/d/f"]
+
+
+def test_a_move_into_itself(files: PenstockFileSystem, top: str) -> None:
+    """A directory may be moved below itself, and what is named twice stays; a move over another source is refused."""
+    files.mv(f"{top}/b/d", f"{top}/b/d/deeper", recursive=True)
+    assert below(top, files.find(f"{top}/b")) == ["b/c", "b/d/deeper/e", "b/d/deeper/f"]
+    files.mv([f"{top}/b/c", f"{top}/a"], f"{top}/b/")
+    assert files.cat(f"{top}/b/c") == b"c"
+    assert files.cat(f"{top}/b/a") == TREE["a"]
+    assert not files.exists(f"{top}/a")
+    before = {f"{top}/x/x/y": b"2", f"{top}/x/y": b"1"}
+    files.pipe(before)
+    for call in (files.mv, files.copy):
+        with pytest.raises(ConfigError, match="would be replaced"):
+            call(f"{top}/x/", f"{top}/x/x/", recursive=True)
+        with pytest.raises(ConfigError, match="would be replaced"):
+            call(list(before), [f"{top}/x/y", f"{top}/z"])
+        assert files.cat(f"{top}/x", recursive=True) == before
+
+
+def test_two_keys_that_become_one_file(files: PenstockFileSystem, tmp_path: Path) -> None:
+    """Keys that differ in double slashes only would overwrite each other, which is refused before anything is written."""
+    folder = f"memory/{uuid.uuid4().hex}"
+    files.pipe({f"{folder}/x//y": b"1", f"{folder}/x/y": b"2"})
+    with pytest.raises(ConfigError, match="both become the file"):
+        files.get(f"{folder}/x", tmp_path / "to", recursive=True)
+    assert list(tmp_path.rglob("y")) == []
 
 
 def test_removing(files: PenstockFileSystem, top: str) -> None:

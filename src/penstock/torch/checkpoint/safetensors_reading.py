@@ -27,7 +27,7 @@ from penstock.store.inflight import InFlight
 from penstock.torch.checkpoint.safetensors_dtypes import torch_dtype
 from penstock.torch.checkpoint.verification import FileChecks
 from penstock.tracebacks import boundary
-from penstock.types import ByteRange, Get, Head
+from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:
     import os
@@ -461,9 +461,7 @@ _INDEX_SPAN = ByteRange(0, HEADER_BYTES_MAX + 1)
 def _check_version(info: ObjectInfo, completion: Completion, url: str) -> None:
     if completion.error is not None and not isinstance(completion.error, ObjectMissingError):
         raise completion.error
-    now = completion.info if completion.error is None else None
-    same = now is not None and now.size_bytes == info.size_bytes and now.etag == info.etag
-    if not same or (now is not None and now.etag is None and now.last_modified_s != info.last_modified_s):
+    if completion.info is None or not same_version(completion.info, info):
         raise ObjectChangedError("the file was replaced while the others of its checkpoint were read", url=url)
 
 
