@@ -134,19 +134,30 @@ def bucket(s3_endpoint: Any) -> str:
 
 
 @pytest.fixture
-def connect_s3(s3_endpoint: Any) -> Iterator[Callable[..., Store]]:
+def connection(s3_endpoint: Any) -> dict[str, Any]:
+    """The arguments with which ``penstock.connect`` reaches the session's S3."""
+    from connecting import connection_to
+
+    return connection_to(s3_endpoint)
+
+
+@pytest.fixture
+def user(s3_endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The session's S3, whose address and keys the environment names, as it does for its users."""
+    for name, value in s3_endpoint.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_endpoint
+
+
+@pytest.fixture
+def connect_s3(connection: dict[str, Any]) -> Iterator[Callable[..., Store]]:
     """``penstock.connect`` with the endpoint's settings; the stores are closed after the test."""
     import penstock as ps
 
     stores = []
 
     def connect(url: str, **changes: Any) -> Store:
-        settings = {
-            "endpoint_url": s3_endpoint.endpoint_url,
-            "region": s3_endpoint.region,
-            "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-        }
-        stores.append(ps.connect(url, **(settings | changes)))
+        stores.append(ps.connect(url, **(connection | changes)))
         return stores[-1]
 
     yield connect

@@ -24,13 +24,11 @@ SAMPLES = 40
 
 
 @pytest.fixture
-def dataset(s3_store: Store, bucket: str, s3_endpoint: Any, tmp_path: Path) -> Iterator[PipelineDataset]:
+def dataset(s3_store: Store, bucket: str, connection: dict[str, Any], tmp_path: Path) -> Iterator[PipelineDataset]:
     """Counted samples in four shards."""
     for number in range(4):
         s3_store.write(f"train/s-{number:03d}.tar", shard(counted(range(number * 10, number * 10 + 10))))
-    keys = ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key)
-    where = {"endpoint_url": s3_endpoint.endpoint_url, "region": s3_endpoint.region, "credentials": keys}
-    made = ps.shards(f"s3://{bucket}/train/", **where).decode(ps.Integer("cls"))
+    made = ps.shards(f"s3://{bucket}/train/", **connection).decode(ps.Integer("cls"))
     with made.open(index_dir=tmp_path) as opened:
         yield opened
 

@@ -29,14 +29,7 @@ def buckets(*names: str, token: str = "") -> list[bytes]:
     return answer(f"<ListAllMyBucketsResult><Owner/><Buckets>{rows}</Buckets>{more}</ListAllMyBucketsResult>")
 
 
-@pytest.fixture
-def user(s3_endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a user of the session's S3."""
-    for name, value in s3_endpoint.environment.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_buckets_of_a_real_store(user: None, s3_endpoint: Any, bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_buckets_of_a_real_store(user: Any, s3_endpoint: Any, bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them, signed, with the time of their creation; filters take names; a wrong secret is refused."""
     other = s3_endpoint.create_bucket()
     assert {f"{bucket}/", f"{other}/"} <= {found.key for found in list_buckets()}

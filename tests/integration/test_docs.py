@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from mounting import HAS_FUSE
+
 if TYPE_CHECKING:
     from penstock.testing.ministack import Ministack
 
@@ -35,7 +37,6 @@ BLOCK = re.compile(r"^<!-- (runs|runs: fuse|serves|file: [\w.-]+) -->\n+```(\w+)
 RUN_SOMEWHERE = re.compile(r"^<!-- runs(: \w+)? -->\n+```python$", re.MULTILINE)
 START_S_MAX = 60.0
 SAMPLES = 64  # that the start page writes
-HAS_FUSE = os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
 class Block(NamedTuple):

@@ -29,16 +29,6 @@ def _forking_is_the_users_choice() -> Iterator[None]:
 
 
 @pytest.fixture
-def connection(s3_endpoint: Any) -> dict[str, Any]:
-    """How to reach the session's S3."""
-    return {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
-
-
-@pytest.fixture
 def shards(s3_store: Store, bucket: str, connection: dict[str, Any]) -> Any:
     """Counted samples in four shards."""
     for number in range(4):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from loading import formatted, index, number_of
 from penstock.errors import ObjectChangedError
 from resuming import assert_same
@@ -69,11 +70,7 @@ def test_from_a_bucket_as_from_a_folder(
         path = tmp_path / "data" / f"s{shard}.{name}"
         path.write_bytes(formatted(name, samples))
         s3_client.put_object(Bucket=bucket, Key=f"data/{path.name}", Body=path.read_bytes())
-    settings = {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
+    settings = connection_to(s3_endpoint)
     fetch = ps.FetchConfig(gap_bytes_max=4000)
 
     def keys(source: Any, **options: Any) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from loading import counted, numbers, pipeline, shard, write_counted
 from penstock.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
 
@@ -36,11 +37,7 @@ def stored(tmp_path: Path, s3_client: Any, bucket: str) -> Path:
 
 
 def remote(url: str, s3_endpoint: Any, **changes: Any) -> Any:
-    settings = {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
+    settings = connection_to(s3_endpoint)
     shards = ps.shards(url, **(settings | changes))
     return shards.shuffle(window=64, seed=0).decode(ps.Integer("cls"), ps.Text("txt")).batch(8)
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from penstock.config import MIB
 from penstock.fetch import PlanItem
 from penstock.testing.s3_server import S3Server
@@ -18,9 +19,7 @@ DATA = random.Random(0).randbytes(11 * MIB)
 
 def connect(server: S3Server) -> ps.Store:
     """A store on a new bucket of `server`."""
-    keys = ps.Credentials(access_key=server.access_key, secret_key=server.secret_key)
-    bucket = server.create_bucket()
-    return ps.connect(f"s3://{bucket}", endpoint_url=server.endpoint_url, region=server.region, credentials=keys)
+    return ps.connect(f"s3://{server.create_bucket()}", **connection_to(server))
 
 
 def write(store: ps.Store) -> None:

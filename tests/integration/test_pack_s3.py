@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from penstock.errors import AccessDeniedError
 from penstock.formats import feed_in_pieces, parser_of
 from penstock.pack import convert, pack, verify
@@ -239,11 +240,7 @@ def test_on_a_real_store(bucket: str, s3_endpoint: Any, connect_s3: Callable[...
     store = connect_s3(f"s3://{bucket}")
     for number in range(20):
         store.write(f"src/{number:03d}.txt", b"text %d" % number)
-    options = {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
+    options = connection_to(s3_endpoint)
     packed = pack(f"s3://{bucket}/src/", f"s3://{bucket}/dst/t-%06d.tar", samples_max=6, verify=True, **options)
     assert [row.key for row in packed.rows] == [f"t-{number:06d}.tar" for number in range(4)]
     again = pack(f"s3://{bucket}/src/", f"s3://{bucket}/dst/t-%06d.tar", samples_max=6, **options)

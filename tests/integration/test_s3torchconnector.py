@@ -28,14 +28,6 @@ OBJECTS = {f"{number:03d}": bytes([number]) * (100 + number) for number in range
 
 
 @pytest.fixture
-def user(s3_endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A user whose environment names the server; the connector has no argument for keys."""
-    for name, value in s3_endpoint.environment.items():
-        monkeypatch.setenv(name, value)
-    return s3_endpoint
-
-
-@pytest.fixture
 def prefix(user: Any, bucket: str) -> str:
     """A prefix with 30 objects."""
     client = user.client()

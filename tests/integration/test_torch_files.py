@@ -45,10 +45,8 @@ def load(faulty: FaultyServer) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_a_real_server(s3_endpoint: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, mmap: bool) -> None:
+def test_a_real_server(user: Any, bucket: str, mmap: bool) -> None:
     """A state of several parts comes back from a real server."""
-    for name, value in s3_endpoint.environment.items():
-        monkeypatch.setenv(name, value)
     large = state() | {"parts": torch.randn(5_000_000)}
     ps.torch.save(large, f"s3://{bucket}/a/x.pt")
     assert same(large, ps.torch.load(f"s3://{bucket}/a/x.pt", mmap=mmap))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from doors.fuse.data_set import Folders, upload, write_data_set
+from mounting import needs_fuse
 from penstock.testing.ministack import Ministack
 
 
@@ -20,8 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         item.add_marker(pytest.mark.timeout(100, method="thread"))
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            item.add_marker(pytest.mark.skip(reason="needs /dev/fuse"))
+        item.add_marker(needs_fuse)
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +49,6 @@ def folders(
 ) -> Iterator[Folders]:
     """The data set, mounted for one module, and as local files."""
     directory = tmp_path_factory.mktemp("mounted")
-    keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
-    with ps.mount(
-        bucket_url, directory, endpoint_url=ministack.endpoint_url, region=ministack.region, credentials=keys
-    ) as mount:
+    with ps.mount(bucket_url, directory, **connection_to(ministack)) as mount:
         yield Folders(directory, local)
         mount.check()

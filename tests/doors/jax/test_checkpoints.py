@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.testing.ministack import Ministack
+from mounting import needs_fuse
 
 jax = pytest.importorskip("jax")
 import flax.serialization  # noqa: E402
@@ -21,31 +20,6 @@ pytestmark = [
     pytest.mark.timeout(110, method="thread"),
     pytest.mark.filterwarnings("ignore"),  # Orbax's advice on shardings
 ]
-needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
-
-
-@pytest.fixture
-def url(ministack: Ministack, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket of a user of ministack."""
-    for name, value in ministack.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{ministack.create_bucket()}"
-
-
-@pytest.fixture
-def mounted(url: str, tmp_path: Path) -> Iterator[Callable[[], Path]]:
-    """Mounts the bucket as it is then; returns the directory."""
-    mounts = []
-
-    def mount() -> Path:
-        directory = tmp_path / "mounted"
-        directory.mkdir()
-        mounts.append(ps.mount(url, directory))
-        return directory
-
-    yield mount
-    for each in mounts:
-        each.close()
 
 
 def state_of(step: int) -> dict[str, Any]:

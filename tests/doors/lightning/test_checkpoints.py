@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from penstock.errors import ConfigError, ObjectMissingError, StoreError
 from penstock.testing.ministack import Ministack
 
@@ -44,10 +45,8 @@ class Counting(lightning.LightningModule):  # type: ignore[misc]
 
 
 @pytest.fixture
-def environment(ministack: Ministack, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The settings of a user of ministack, with ``s3://`` in fsspec by penstock."""
-    for name, value in ministack.environment.items():
-        monkeypatch.setenv(name, value)
+def environment(user: Any) -> Iterator[None]:
+    """The settings of a user of the session's S3, with ``s3://`` in fsspec by penstock."""
     ps.fsspec.register("s3")
     yield
     fsspec.register_implementation("s3", "s3fs.S3FileSystem", clobber=True)
@@ -133,8 +132,7 @@ def test_no_store_is_removed_as_a_whole(path: str, tmp_path: Path, monkeypatch: 
 
 def test_options_reach_the_store(ministack: Ministack, bucket: str, tmp_path: Path) -> None:
     """Those of the plugin count for every call, those of a save for that save; paths are local files."""
-    keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
-    options = {"endpoint_url": ministack.endpoint_url, "region": ministack.region, "credentials": keys}
+    options = connection_to(ministack)
     elsewhere = {"endpoint_url": "http://127.0.0.1:1", "retry": ps.RetryConfig(attempts_max=1)}
     plugin = LightningCheckpointIO(**(options | elsewhere))
     plugin.save_checkpoint({"x": 1}, f"s3://{bucket}/a.ckpt", storage_options=options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +12,11 @@ from doors.matrix.measuring import Cells, Measurements
 from doors.matrix.page import PAGE, render
 from doors.matrix.reading_process import ReadingProcess
 from doors.matrix.table import ROWS, Row
+from mounting import HAS_FUSE
 from penstock.testing.ministack import Ministack
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.timeout(200, method="thread")
-
-HAS_FUSE = os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import penstock as ps
-from penstock.testing.ministack import Ministack
+from mounting import needs_fuse
 
 keras = tf.keras
 
@@ -21,34 +20,9 @@ pytestmark = [
     pytest.mark.timeout(110, method="thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Keras's use of NumPy
 ]
-needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
 
 INPUTS = np.arange(64, dtype=np.float32).reshape(16, 4) / 64
 TARGETS = INPUTS.sum(axis=1, keepdims=True)
-
-
-@pytest.fixture
-def url(ministack: Ministack, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket of a user of ministack."""
-    for name, value in ministack.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{ministack.create_bucket()}"
-
-
-@pytest.fixture
-def mounted(url: str, tmp_path: Path) -> Iterator[Callable[[], Path]]:
-    """Mounts the bucket as it is then; returns the directory."""
-    mounts = []
-
-    def mount() -> Path:
-        directory = tmp_path / "mounted"
-        directory.mkdir()
-        mounts.append(ps.mount(url, directory))
-        return directory
-
-    yield mount
-    for each in mounts:
-        each.close()
 
 
 def new_model() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +9,13 @@ import pytest
 import tensorflow as tf
 
 import penstock as ps
+from connecting import connection_to
+from mounting import needs_fuse
 from penstock.testing.ministack import Ministack
 
 pytestmark = [
     pytest.mark.timeout(100, method="thread"),
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
 ]
 
 SHARDS = 8
@@ -43,10 +44,7 @@ def mounted(local: Path, ministack: Ministack, tmp_path_factory: pytest.TempPath
         client.put_object(Bucket=bucket, Key=str(path.relative_to(local)), Body=path.read_bytes())
     client.close()
     directory = tmp_path_factory.mktemp("mounted")
-    keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
-    with ps.mount(
-        f"s3://{bucket}/", directory, endpoint_url=ministack.endpoint_url, region=ministack.region, credentials=keys
-    ) as mount:
+    with ps.mount(f"s3://{bucket}/", directory, **connection_to(ministack)) as mount:
         yield directory
         mount.check()
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
+from connecting import connection_to
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import penstock as ps
 from penstock.testing.ministack import Ministack
 
 
 @pytest.fixture
 def options(ministack: Ministack) -> dict[str, Any]:
     """Options of ``ps.connect`` for ministack."""
-    keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
-    return {"endpoint_url": ministack.endpoint_url, "region": ministack.region, "credentials": keys}
+    return connection_to(ministack)
 
 
 @pytest.fixture

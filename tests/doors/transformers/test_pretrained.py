@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import penstock as ps
+from mounting import needs_fuse
 from penstock.torch.checkpoint import load_safetensors, save_safetensors
 
 
@@ -64,7 +64,7 @@ def test_from_pretrained_loads_what_we_saved(
     assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path / "llama"), model)
 
 
-@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
+@needs_fuse
 @pytest.mark.timeout(100, method="thread")
 def test_a_mounted_directory_loads(model: Any, saved: Path, bucket: str, options: Any, tmp_path: Path) -> None:
     """from_pretrained on a mount reads the bucket as a local directory."""

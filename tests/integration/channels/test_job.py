@@ -17,20 +17,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from mounting import needs_fuse
 from penstock.store import Store
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def connection(s3_endpoint: Any) -> dict[str, Any]:
-    """The arguments with which ``run`` reaches the session's S3."""
-    return {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -156,10 +147,7 @@ def test_a_loader_on_a_pipe_is_killed_and_resumed(faulty: FaultyServer, tmp_path
     assert (tmp_path / "cut" / "found").read_text().splitlines() == whole
 
 
-NEEDS_FUSE = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
-
-
-@pytest.mark.parametrize("mode", ["File", "Pipe", pytest.param("FastFile", marks=NEEDS_FUSE)])
+@pytest.mark.parametrize("mode", ["File", "Pipe", pytest.param("FastFile", marks=needs_fuse)])
 def test_a_store_that_stumbles(faulty: FaultyServer, tmp_path: Path, mode: str) -> None:
     """Answers that break off and 503s do not reach the program: it gets every byte, in every mode."""
     data = os.urandom(3 << 20)

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from mounting import needs_fuse
 from penstock.errors import ObjectMissingError, StoreError
 from servers.faulty import FaultyServer
 
 pytestmark = [
     pytest.mark.server,
     pytest.mark.heavy,
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
 ]
 
 COUNT = 20

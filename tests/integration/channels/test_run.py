@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
+from mounting import HAS_FUSE, needs_fuse
 from penstock.store import Store
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
 
 WAIT_S_MAX = 30
-HAS_FUSE = os.access("/dev/fuse", os.R_OK | os.W_OK)
-needs_fuse = pytest.mark.skipif(not HAS_FUSE, reason="needs /dev/fuse")
 
 TRAIN = textwrap.dedent("""
     import hashlib, json, os, pathlib

@@ -15,9 +15,9 @@ import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
+from connecting import connection_to
 from penstock.checkpoints import Checkpoints
 from penstock.config import RetryConfig, TransportConfig
-from penstock.store import Credentials
 from penstock.torch.checkpoint import StorageReader, StorageWriter
 from penstock.transport import engine
 from ranks import torchrun
@@ -83,13 +83,8 @@ def state(step: int) -> dict[str, Any]:
     return {f"tensor {number}": torch.randn(20_000, generator=generator) for number in range(5)} | {"step": step}
 
 
-def options(server: S3Server) -> dict[str, Any]:
-    keys = Credentials(access_key=server.access_key, secret_key=server.secret_key)
-    return {"endpoint_url": server.endpoint_url, "credentials": keys, "region": server.region}
-
-
 def connected(server: S3Server, url: str) -> Checkpoints:
-    return Checkpoints(url, **options(server))
+    return Checkpoints(url, **connection_to(server))
 
 
 def save_on_and_on(url: str, connect: dict[str, Any], first: int, again: bool, begun: Any) -> None:
@@ -124,7 +119,7 @@ def check_kills(server: S3Server, url: str, *, kills: int, again: bool, seed: in
     """Kill a process that saves, at random moments; after each, the newest whole checkpoint is exact and nothing is half."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    chance, connect, last = random.Random(seed), options(server), 0
+    chance, connect, last = random.Random(seed), connection_to(server), 0
     for _ in range(kills):
         mine, its = context.Pipe(duplex=False)
         child = context.Process(target=save_on_and_on, args=(url, connect, last + 1, again, its))
@@ -158,7 +153,7 @@ def check_kills(server: S3Server, url: str, *, kills: int, again: bool, seed: in
 
 def check_what_is_left(server: S3Server, url: str, step: int, *, again: bool) -> int:
     """Compare what a killed process left while or after it saved `step`; return the newest step that is whole."""
-    connect = options(server)
+    connect = connection_to(server)
     with connected(server, url) as run:
         if again:
             newest = run.newest()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from penstock.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -101,11 +102,7 @@ def saved_in(text: str) -> list[int]:
 def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int) -> None:
     """After each kill the newest checkpoint is the last one that was told, or a later one, and every committed one verifies."""
     url = f"s3://{bucket}/run/"
-    options = {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
+    options = connection_to(s3_endpoint)
     assert ps.torch.Checkpoint  # imported here, rather than in each process
     chance = random.Random(kills)
     newest: int | None = None

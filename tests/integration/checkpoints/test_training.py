@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import penstock as ps
+from connecting import connection_to
 from loading import counted, shard
 from penstock.checkpoints import Checkpoints
 
@@ -153,13 +154,7 @@ def data_bucket(s3_endpoint: S3Server, s3_client: Any) -> str:
         body = shard(counted(range(total, total + size)))
         s3_client.put_object(Bucket=name, Key=f"data/s-{number:03d}.tar", Body=body)
         total += size
-    credentials = ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key)
-    ps.build_index(
-        ps.shards(
-            f"s3://{name}/data/", endpoint_url=s3_endpoint.endpoint_url, region="us-east-1", credentials=credentials
-        ),
-        beside=True,
-    )
+    ps.build_index(ps.shards(f"s3://{name}/data/", **connection_to(s3_endpoint)), beside=True)
     return name
 
 
@@ -220,10 +215,7 @@ def test_the_store_holds_whole_checkpoints(s3_endpoint: S3Server, data_bucket: s
     """keep_last=3 leaves three checkpoints, each of which verifies, and nothing else."""
     with Training(s3_endpoint, data_bucket, tmp_path, "run", "plain") as training:
         training.run(1)
-    credentials = ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key)
-    with Checkpoints(
-        training.url, endpoint_url=s3_endpoint.endpoint_url, region="us-east-1", credentials=credentials
-    ) as checkpoints:
+    with Checkpoints(training.url, **connection_to(s3_endpoint)) as checkpoints:
         assert checkpoints.steps() == [6, 9, 12]
         assert all(checkpoints.verify(step).ok for step in checkpoints.steps())
         assert checkpoints.debris() == []

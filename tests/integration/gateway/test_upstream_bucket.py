@@ -56,11 +56,9 @@ class Counting(Wrapper):
 
 
 @pytest.fixture
-def source(s3_endpoint: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Counting:
+def source(user: Any, bucket: str) -> Counting:
     """A store on a bucket with one described object of one part, and one of several."""
-    for name, value in s3_endpoint.environment.items():
-        monkeypatch.setenv(name, value)
-    client = s3_endpoint.client()
+    client = user.client()
     client.put_object(Bucket=bucket, Key="small.tar", Body=b"x" * 100_000, **DESCRIBED)
     client.put_object(Bucket=bucket, Key="large", Body=bytes(range(250)) * 80_000, **DESCRIBED)
     return Counting(connect(f"s3://{bucket}"))

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
+from mounting import needs_fuse
 from penstock.mount.fuse.mount_table import find_mount
 from servers.faulty import FaultyServer
 from servers.leaks import has_ended
@@ -25,7 +27,7 @@ from servers.leaks import has_ended
 pytestmark = [
     pytest.mark.server,
     pytest.mark.heavy,
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
 ]
 
 TIME_S_MAX = 30
@@ -61,14 +63,6 @@ def penstock(*words: str | Path, code: int = 0) -> str:
     return run(sys.executable, "-m", "penstock", *words, code=code)
 
 
-def connection(s3_endpoint: Any) -> dict[str, Any]:
-    return {
-        "endpoint_url": s3_endpoint.endpoint_url,
-        "region": s3_endpoint.region,
-        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
-    }
-
-
 @pytest.fixture(params=["s3", "directory"])
 def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A mount of ``FILES``: of a bucket, with keys that no path can express, and of a local directory."""
@@ -79,7 +73,7 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         store = request.getfixturevalue("connect_s3")(f"s3://{bucket}")
         for key, value in {**OBJECTS, **HIDDEN}.items():
             store.write(key, value)
-        mount = ps.mount(f"s3://{bucket}/", directory, **connection(endpoint))
+        mount = ps.mount(f"s3://{bucket}/", directory, **connection_to(endpoint))
     else:
         for key, value in FILES.items():
             (tmp_path / "source" / key).parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +177,7 @@ def test_an_open_file_is_one_version(
     store = connect_s3(f"s3://{bucket}")
     store.write("big", b"a" * (24 << 20))
     (tmp_path / "m").mkdir()
-    with ps.mount(f"s3://{bucket}/", tmp_path / "m", metadata_ttl_s=metadata_ttl_s, **connection(s3_endpoint)):
+    with ps.mount(f"s3://{bucket}/", tmp_path / "m", metadata_ttl_s=metadata_ttl_s, **connection_to(s3_endpoint)):
         reader = subprocess.Popen(
             [sys.executable, "-c", SCRIPT_OF_ONE_VERSION, str(tmp_path / "m" / "big")],
             stdin=subprocess.PIPE,
@@ -216,7 +210,7 @@ def test_a_manifest_takes_the_place_of_listings(
     (tmp_path / "m").mkdir()
     store.write("manifest.jsonl", "\n".join(map(json.dumps, lines)).encode())
     manifest = f"s3://{bucket}/manifest.jsonl"
-    with ps.mount(f"s3://{bucket}/", tmp_path / "m", manifest=manifest, **connection(s3_endpoint)) as mount:
+    with ps.mount(f"s3://{bucket}/", tmp_path / "m", manifest=manifest, **connection_to(s3_endpoint)) as mount:
         found = run("find", ".", "-type", "f", "-printf", "%P %s\n", cwd=mount.directory)
         assert sorted(found.splitlines()) == ["a/1 3", "b/3 3", "c 1"]
         assert run("cat", mount.directory / "b/3") == "b/3"
@@ -375,7 +369,7 @@ def test_errors_of_the_start_are_reported(tmp_path: Path, s3_endpoint: Any) -> N
     with pytest.raises(ps.ConfigError, match="not empty"):
         ps.mount(tmp_path, tmp_path / "full")
     with pytest.raises(ps.BucketMissingError):
-        ps.mount("s3://no-such-bucket-here/", tmp_path / "m", **connection(s3_endpoint))
+        ps.mount("s3://no-such-bucket-here/", tmp_path / "m", **connection_to(s3_endpoint))
     with pytest.raises(ps.ConfigError, match="metadata_ttl_s"):
         ps.mount(tmp_path, tmp_path / "m", metadata_ttl_s=-1)
     assert find_mount(str(tmp_path / "m")) is None
@@ -404,7 +398,7 @@ def test_an_empty_prefix_is_said(
     finally:
         penstock("umount", directory)
     with pytest.raises(ps.BucketMissingError, match="no-such-bucket"):
-        ps.mount("s3://no-such-bucket-here/", directory, **connection(s3_endpoint))
+        ps.mount("s3://no-such-bucket-here/", directory, **connection_to(s3_endpoint))
 
 
 def test_umask_and_owner(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from mounting import needs_fuse
 from penstock.mount.fuse.mount_table import find_mount
 from servers.leaks import has_ended
 
 pytestmark = [
     pytest.mark.server,
     pytest.mark.heavy,
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
     pytest.mark.skipif(shutil.which("fusermount3") is None, reason="needs fusermount3"),
     pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv"),

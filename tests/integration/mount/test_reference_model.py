@@ -27,6 +27,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from connecting import connection_to
+from mounting import needs_fuse
 from penstock.config import KIB, MIB
 from servers.faulty import FaultyServer
 
@@ -34,7 +36,7 @@ pytestmark = [
     pytest.mark.server,
     pytest.mark.heavy,
     pytest.mark.timeout(100, method="thread"),  # a thread that waits for a page ends only with its process
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
 ]
 
 WALKERS = 5
@@ -432,9 +434,7 @@ def connection(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, 
     """A bucket and how to connect to it: of an S3 server, or of one that answers some requests later than others."""
     if request.param == "ministack":
         endpoint = request.getfixturevalue("ministack")
-        keys = ps.Credentials(access_key=endpoint.access_key, secret_key=endpoint.secret_key)
-        settings = {"endpoint_url": endpoint.endpoint_url, "region": endpoint.region, "credentials": keys}
-        yield f"s3://{endpoint.create_bucket()}/", settings
+        yield f"s3://{endpoint.create_bucket()}/", connection_to(endpoint)
     else:
         with FaultyServer() as server:
             server.random_faults(["delay"], ratio=0.15, seconds=0.03)

@@ -21,13 +21,14 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from mounting import needs_fuse
 from penstock.mount.fuse.mount_table import find_mount
 from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
 from servers.memory_file_system import content
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse"),
+    needs_fuse,
     pytest.mark.skipif(
         os.geteuid() != 0 and shutil.which("fusermount3") is None, reason="needs fusermount3 (package fuse3), or root"
     ),
