@@ -58,7 +58,7 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
         **options: Options of ``penstock.connect``.
 
     Raises:
-        ConfigError: While a path is used, an option is not valid.
+        ConfigError: An option is not valid; raised when a path is used.
 
     Cost: no request.
     """
@@ -104,7 +104,7 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
         return ObjectText(file, encoding=encoding or "utf-8", errors=errors, newline=newline)
 
     def _get_local_path(self, path: str, force: bool = False, **options: Any) -> str:
-        """Download an object, or all below a directory, unless this version lies in the cache directory already."""
+        """Download an object, or everything below a directory, unless the cache directory already has this version."""
         self._check_kwargs(options)
         store, key = self._place(path)
         root = Path(get_cache_dir(self._cache_dir)) / _FOLDER / split(path)[0].removeprefix(_PREFIX)

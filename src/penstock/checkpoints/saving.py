@@ -1,4 +1,4 @@
-"""``CheckpointSave``: one save from its marker to its commit, on the one process that coordinates it."""
+"""``CheckpointSave``: one save from its marker to its commit, in the process that coordinates it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class CheckpointSave:
     def close(self) -> None:
         """End the save; if it was not committed, remove what was written of it, as far as the store lets it. Idempotent.
 
-        No process may be writing files of this save any more.
+        When it is called, no process may be writing files of this save.
         """
         if not self._open:
             return

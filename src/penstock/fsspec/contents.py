@@ -38,7 +38,7 @@ class ContentsFileSystem(ListingFileSystem):
     """A file system whose objects can be read and written, whole or as files."""
 
     def cat_file(self, path: Any, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        """Return an object, or a range of it, in as many parallel requests as pay.
+        """Return the bytes of an object, or of a range of it, read in as many parallel requests as pay.
 
         Args:
             path: Path of the object.
@@ -115,7 +115,7 @@ class ContentsFileSystem(ListingFileSystem):
         on_error: str = "return",
         **options: Any,
     ) -> list[Any]:
-        """Return ranges of objects; near ones are read together, and many at a time.
+        """Return the bytes of ranges of objects; ranges near each other are read by one request, and many at a time.
 
         Args:
             paths: Path of each range.

@@ -1,4 +1,4 @@
-"""``PenstockFileSystem``: stores as a file system of fsspec's kind, and how fsspec gets to know it.
+"""``PenstockFileSystem``: stores as an fsspec file system, and its registration.
 
 The synchronous methods come from the layers below: ``moving.py``, ``contents.py``, ``listing.py`` and ``stores.py``.
 """
@@ -22,15 +22,15 @@ from penstock.types import ByteRange
 class PenstockFileSystem(MovingFileSystem):
     """Object storage, directories and HTTP as a file system: ``penstock://s3/bucket/key``, ``penstock://file/tmp/x``, ...
 
-    Every method raises penstock's errors, which are also the exceptions that users of files catch: ``FileNotFoundError``,
-    ``PermissionError``, ``FileExistsError``, ``ValueError``, ``OSError``. It is safe to use from any thread, from a forked
+    Every method raises penstock's errors, which inherit the exceptions that users of files catch: ``FileNotFoundError``,
+    ``PermissionError``, ``FileExistsError``, ``ValueError``, ``OSError``. It may be used from any thread, from a forked
     child and, pickled, from another process.
 
     Args:
         asynchronous: Whether the caller uses the coroutines, such as ``_cat_file``; the other methods work, too, and block.
         loop: The event loop that fsspec's own functions use; None takes fsspec's.
-        **options: Those of ``penstock.connect``, fsspec's (``use_listings_cache``, ``skip_instance_cache``, ...), and s3fs's
-            names for the same: ``key``, ``secret``, ``token``, ``anon``, ``client_kwargs``, ``config_kwargs``.
+        **options: Options of ``penstock.connect`` and of fsspec (``use_listings_cache``, ``skip_instance_cache``, ...), also
+            under s3fs's names: ``key``, ``secret``, ``token``, ``anon``, ``client_kwargs``, ``config_kwargs``.
 
     Raises:
         ConfigError: An option is unknown, cannot be followed, or is given twice.
@@ -92,7 +92,7 @@ class PenstockFileSystem(MovingFileSystem):
 
 
 class PenstockS3FileSystem(PenstockFileSystem):
-    """The same for paths without a scheme, which are all in S3: ``s3://bucket/key``. ``register("s3")`` puts it in place."""
+    """The same file system for paths that are all in S3: ``s3://bucket/key``. ``register("s3")`` registers it."""
 
     protocol: ClassVar[Any] = ("s3", "s3a")
     scheme: ClassVar[str] = "s3"
@@ -106,11 +106,11 @@ _REGISTERED = {"penstock": PenstockFileSystem, "s3": PenstockS3FileSystem, "s3a"
 
 @boundary
 def register(protocol: str = "s3") -> None:
-    """Have fsspec open URLs of a protocol by penstock, in this process: ``s3://`` and ``s3a://``, or ``penstock://``.
+    """Have fsspec open URLs of a protocol with penstock, in this process: ``s3://`` and ``s3a://``, or ``penstock://``.
 
-    fsspec finds ``penstock://`` by itself if penstock is installed. Call this before anything opens a URL of the protocol: what
-    another file system has opened stays with it. Processes that are started anew have to register again; a file system that is
-    pickled takes its class with it.
+    fsspec finds ``penstock://`` by itself if penstock is installed. Call this before anything opens a URL of the protocol:
+    files that another file system has opened stay with it. Processes that start from scratch have to register again; a pickled
+    file system takes its class with it.
 
     Args:
         protocol: ``"s3"``, ``"s3a"`` or ``"penstock"``.

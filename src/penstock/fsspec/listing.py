@@ -1,6 +1,6 @@
 """``ListingFileSystem``: which objects and directories there are, and what is known of them.
 
-Listings are not kept unless ``use_listings_cache=True`` asks for it: what one process has written, another sees at once.
+Listings are cached only with ``use_listings_cache=True``, so what one process writes, another one sees at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @boundary
 class ListingFileSystem(LocatingFileSystem):
-    """A file system that can be looked at."""
+    """A file system whose contents can be listed."""
 
     def info(self, path: Any, **options: Any) -> Entry:
         """Return name, size, type, ETag and modification time of an object, or that a path is a directory.
@@ -75,7 +75,7 @@ class ListingFileSystem(LocatingFileSystem):
         """Return whether there is an object or a directory of this name.
 
         Raises:
-            StoreError: The store could not answer, for example because the keys are wrong; fsspec's own answer would be False.
+            StoreError: The store failed, for example because the keys are wrong; fsspec's default would return False.
         """
         try:
             self.info(path, **options)

@@ -1,4 +1,4 @@
-"""``MovingFileSystem``: files that move between stores and this machine, and objects and directories that come and go."""
+"""``MovingFileSystem``: downloads, uploads, copies and removals."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class MovingFileSystem(ContentsFileSystem):
         """Remove objects, by requests for 1 000 of them.
 
         Raises:
-            ObjectMissingError: An object does not exist; nothing was removed. A directory needs ``recursive=True``.
+            ObjectMissingError: An object does not exist, or is a directory and `recursive` is false; nothing was removed.
 
         Cost: one request per 1 000 objects, and one for each path that is no pattern and no directory, to see that it is there.
         """

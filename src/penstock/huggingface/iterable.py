@@ -34,24 +34,24 @@ def dataset(
 ) -> datasets.IterableDataset:
     """Return a pipeline as Hugging Face's ``IterableDataset``, one example per sample, in the order of a ``Loader``.
 
-    ``set_epoch(n)`` chooses the epoch of the next iteration. ``state_dict()`` is exact: the iteration continues with the
+    ``set_epoch(n)`` selects the epoch of the next iteration. ``state_dict()`` is exact: the iteration continues with the
     sample after the last one. Shuffle in the pipeline, because Hugging Face's shuffle buffers lose samples when resuming.
 
-    Nodes (``split_dataset_by_node``), ``shard()`` and workers of a DataLoader share an epoch by batches: with n readers, reader
-    j has the batches k with k mod n = j, so each sample is read once, for any n. With an index a reader requests only what it
-    needs; without one, each reader reads everything and decodes its own.
+    Nodes (``split_dataset_by_node``), ``shard()`` and DataLoader workers divide an epoch by batches: with n readers, reader j
+    gets every batch k with k mod n = j, so each sample is read exactly once, for any n. With an index, a reader requests only
+    the ranges that it needs; without one, each reader reads everything and decodes its own batches.
 
     Args:
-        pipeline: A pipeline; what its ``.batch(n)`` says is how many samples are read and decoded together, or 32.
-        features: Types of the columns. By default they are those of the first batch, which is read for that; they are unknown
-            if the source can be read only once, such as a pipe.
+        pipeline: A pipeline. Its ``.batch(n)`` sets how many samples are read and decoded together; the default is 32.
+        features: Types of the columns. By default they are derived from the first batch, which is read for this purpose. If the
+            source can be read only once, such as a pipe, they stay unknown.
         **options: Options of ``Loader``, except those that divide the data.
 
     Raises:
-        ConfigError: An option is invalid; or, when iterated, several nodes share the data and `index` is ``"auto"``.
+        ConfigError: An argument is invalid; or, when iterated, several nodes share the data and `index` is ``"auto"``.
 
-    Cost: One listing; unless `features` are given, the requests of a first batch. When iterated, those of a ``Loader`` in each
-        reader.
+    Cost: One listing and, unless `features` are given, the requests for a first batch. Each reader that iterates costs what a
+        ``Loader`` does.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"dataset({pipeline!r}) must be given a pipeline", hint="ps.shards(url).decode(...)")
@@ -96,7 +96,7 @@ def features_of(batch: dict[str, np.ndarray[Any, Any] | Sequence[Any]]) -> datas
     """Return the types of the columns of a batch.
 
     An array ``dtype[B]`` is a ``Value``, ``dtype[B, n]`` a ``List`` of length n, and ``dtype[B, ...]`` with two to five more
-    dimensions an ``Array2D`` to ``Array5D``. Of lists, Arrow finds the type.
+    dimensions an ``Array2D`` to ``Array5D``. The type of a list is inferred by Arrow.
 
     Raises:
         ConfigError: Arrow knows no type for a column, or an array has more dimensions.

@@ -1,7 +1,7 @@
 """What WebDataset calls to open URLs: the handler of a scheme, and the two stages that open a sequence of shards.
 
-A handler of ``gopen`` hears of one URL at a time, and cannot know which one follows. The stages receive the iterator of
-URLs, so they can read ahead over the ends of shards; for URLs of other schemes they call WebDataset's own.
+A handler of ``gopen`` receives one URL at a time, and cannot know which one follows. The stages receive the iterator of
+URLs, so they can read ahead past the end of a shard; for URLs of other schemes they call WebDataset's own stages.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def url_opener(
     """Open a sequence of shards, as WebDataset's stage of the same name, with the next ones requested while one is read.
 
     Args:
-        data: Dicts with the key ``url``; a few dozens of them are taken ahead.
+        data: Dicts with the key ``url``; the iterable is consumed a few dozen of them ahead.
         handler: Called with the exception of a shard that cannot be opened; if it returns true, the next one follows.
         **options: Options of ``penstock.connect``, beside those of ``register``.
 
@@ -95,7 +95,7 @@ def _url_opener(
 class ShardOpener(THEIR_STREAMING_OPEN):  # type: ignore[misc]
     """WebDataset's stage that opens the shards of ``WebDataset(urls)``, with the next ones requested while one is read.
 
-    It pickles with the options of ``register``, so they are those of worker processes too, however these are started.
+    It pickles with the options of ``register``, so they also apply in worker processes, however these are started.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -106,7 +106,7 @@ class ShardOpener(THEIR_STREAMING_OPEN):  # type: ignore[misc]
         """Open shards in order.
 
         Args:
-            urls: URLs, or dicts with the key ``url``; a few dozens of them are taken ahead.
+            urls: URLs, or dicts with the key ``url``; the iterable is consumed a few dozen of them ahead.
 
         Returns:
             An iterator of dicts with the keys ``url`` and ``stream``.

@@ -1,4 +1,4 @@
-"""Makes this package what WebDataset opens ``s3://`` with."""
+"""Registers this package with WebDataset as what opens ``s3://``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SCHEMES = ("s3", "penstock+s3")
 
 @boundary
 def register(**options: Any) -> None:
-    """Have WebDataset open ``s3://`` and ``penstock+s3://`` by penstock, for reading and writing.
+    """Have WebDataset open ``s3://`` and ``penstock+s3://`` with penstock, for reading and writing.
 
-    Importing ``penstock.webdataset`` calls this without options. Calling it again replaces the options, for data sets that
-    are made from then on.
+    Importing ``penstock.webdataset`` calls this without options. Calling it again replaces the options for data sets that
+    are made afterwards.
 
     Args:
         **options: Options of ``penstock.connect``, such as ``cache=``, ``endpoint_url=`` and ``credentials=``.

@@ -1,4 +1,4 @@
-"""Stores for URLs: the options with which buckets are connected to, and one store for each bucket."""
+"""Stores for URLs: the options of the connection, and one store for each bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards as streams, one after the other, with those to come requested while one is read.
+"""Shards as streams, one after the other; the next ones are requested while one is read.
 
 ``ShardStreams`` reads all of a sequence of URLs by one ``Store.read_parts``, so requests stay in flight over the ends of
 shards, and the number of requests that paid for one shard is there for the next one. WebDataset takes the next stream when

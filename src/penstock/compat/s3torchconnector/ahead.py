@@ -1,9 +1,9 @@
 """Readers of many objects, in order, while the objects behind the next readers are already being read.
 
-A reader that reads when it is asked to waits 30 ms for each object, whatever the network can carry. Nothing tells whether a
-reader will be read before it is handed out, so objects are read ahead until readers are dropped unread: after
-``UNREAD_MAX`` in a row the read-ahead ends, and after as many in a row that were read it begins again. A program that only
-looks at keys therefore costs what was in flight until then.
+A reader that requests its object only when it is read waits some 30 ms for each object, however fast the network is. Whether
+a reader will be read is unknown before it is handed out, so objects are read ahead until readers are dropped unread:
+``UNREAD_MAX`` of them in a row end the read-ahead, and as many in a row that were read begin it again. A program that only
+looks at keys therefore pays for what was in flight until then.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ UNKNOWN_BYTES_MIN = 256 * KIB
 
 
 class ReadCounter:
-    """Decides by the latest readers whether reading ahead pays, and how much of an object. Any thread may drop readers.
+    """Decides from the latest readers whether and how far to read ahead. Any thread may drop readers.
 
     Attributes:
         is_wanted: Whether objects are to be read ahead.
-        unknown_bytes: Bytes to request of an object of unknown size. They grow while that is not all of it.
+        unknown_bytes: Bytes to request of an object of unknown size. The number grows while objects turn out to be longer.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ReadersAhead:
         kind: Kind of the readers; only sequential ones are read ahead.
         demand: Counts which readers are read.
 
-    Cost: as of ``Store.try_read_many``: one request for each object, as many at a time as pay, within the process's budget. A
+    Cost: that of ``Store.try_read_many``: one request for each object, as many at a time as pay, within the process's budget. A
         reader that was handed out holds its object, up to 8 MiB of it, until it is dropped.
     """
 
@@ -104,7 +104,7 @@ class ReadersAhead:
         return self._kind.make(ObjectSource(self._stores, location, answer=answer, demand=self._demand))
 
     def close(self) -> None:
-        """Cancel what is in flight; idempotent."""
+        """Cancel the requests in flight; idempotent."""
         answers, self._answers = self._answers, None
         close = getattr(answers, "close", None)
         if close is not None:

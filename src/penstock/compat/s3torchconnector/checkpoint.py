@@ -63,7 +63,7 @@ def object_uri(uri: object) -> tuple[str, str]:
     """Return bucket and key of the URI of an object.
 
     Raises:
-        ConfigError: It is no ``s3://`` URI, or has no bucket or no key.
+        ConfigError: It is not an ``s3://`` URI, or it lacks a bucket or a key.
     """
     bucket, key = parse_uri(uri)
     if not key:

@@ -1,4 +1,4 @@
-"""``S3ReaderConstructor``: which kind of reader a data set or checkpoint makes of its objects."""
+"""``S3ReaderConstructor``: the kind of reader that a data set or checkpoint creates for its objects."""
 
 from __future__ import annotations
 
@@ -94,31 +94,31 @@ class S3ReaderConstructor:
 
     @staticmethod
     def sequential() -> ReaderKind:
-        """Return the default: readers of objects that are read from beginning to end. Data sets read these ahead."""
+        """Return the default kind: for objects that are read from beginning to end. Data sets read these ahead."""
         return WholeObjects()
 
     @staticmethod
     def range_based(buffer_size: int | None = None) -> ReaderKind:
-        """Return readers of objects of which parts are read. Nothing is read ahead.
+        """Return the kind for objects of which only parts are read. Nothing is read ahead.
 
         Args:
             buffer_size: Bytes that a smaller read fetches; 0 fetches exactly what is read. None leaves it to the engine.
 
         Raises:
-            ConfigError: `buffer_size` is negative or no whole number.
+            ConfigError: `buffer_size` is not a whole number of at least 0.
         """
         return RangeBased(buffer_size)
 
     @staticmethod
     def dcp_optimized(max_gap_size: float = 32 * MIB) -> ReaderKind:
-        """Return what ``S3StorageReader`` uses by default; elsewhere it means ``range_based()``.
+        """Return the default kind of ``S3StorageReader``; elsewhere it means ``range_based()``.
 
         Args:
             max_gap_size: Largest gap in bytes between two ranges that are read with one request; 0 merges only neighbours,
                 and infinity merges all.
 
         Raises:
-            ConfigError: `max_gap_size` is negative or no number.
+            ConfigError: `max_gap_size` is not a number of at least 0.
         """
         return DcpOptimized(max_gap_size)
 
@@ -139,7 +139,7 @@ def kind_of(constructor: ReaderConstructor | None) -> ReaderKind:
     """Return the kind of reader that an argument ``reader_constructor`` names.
 
     Raises:
-        ConfigError: It is none, and cannot be called.
+        ConfigError: The argument is neither a kind of reader nor a function.
     """
     if constructor is None:
         return S3ReaderConstructor.default()

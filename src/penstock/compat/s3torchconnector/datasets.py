@@ -99,7 +99,7 @@ class DatasetOptions(TypedDict, total=False):
 
 
 class _Objects:
-    """What both kinds of data sets are made of."""
+    """What both kinds of data sets have in common."""
 
     def __init__(self, names: ObjectNames, **options: Unpack[DatasetOptions]) -> None:
         check_names(type(self).__name__, options, DatasetOptions.__annotations__)
@@ -136,9 +136,9 @@ class _Objects:
 
 @boundary
 class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
-    """The objects of a prefix or list, by number; ``from_prefix`` and ``from_objects`` make it.
+    """The objects of a prefix or list, by number; ``from_prefix`` and ``from_objects`` create it.
 
-    A DataLoader that asks for batches has all objects of a batch read at once.
+    If a DataLoader has a batch size, all objects of a batch are read at once.
 
     Cost: nothing when it is made; one listing at the first use, which workers inherit if the DataLoader asked for the length
         before, as it does when it shuffles. Memory holds the keys.
@@ -205,9 +205,9 @@ class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
 
 @boundary
 class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
-    """The objects of a prefix or list, in order; ``from_prefix`` and ``from_objects`` make it.
+    """The objects of a prefix or list, in order; ``from_prefix`` and ``from_objects`` create it.
 
-    The objects behind the next samples are already being read, as many at a time as pay, within the process's byte budget.
+    The objects of the next samples are read ahead, as many at a time as pay, within the process's byte budget.
 
     With ``enable_sharding=True`` ranks and DataLoader workers divide the objects: a rank has those whose number, modulo the
     world size, is its own, and a worker has every ``num_workers``-th of these. Otherwise each worker of each rank yields all of

@@ -63,7 +63,7 @@ class Demand(Protocol):
         """A reader was read for the first time."""
 
     def note_dropped(self) -> None:
-        """A reader was dropped, and nobody had read it."""
+        """A reader was dropped without having been read."""
 
 
 class ObjectSource:

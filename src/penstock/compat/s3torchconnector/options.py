@@ -18,8 +18,8 @@ class S3ClientConfig:
     """Options of the S3 client, with the connector's names and defaults.
 
     Attributes:
-        throughput_target_gbps: Accepted, and without effect: the number of requests in flight adapts to what the store and
-            the network give, so there is no target to name.
+        throughput_target_gbps: Has no effect: the number of requests in flight adapts to what the store and the network can
+            deliver, so no target is needed.
         part_size: Size in bytes of the parts in which large objects are read and written, from 5 MiB to 5 GiB.
         unsigned: Whether to send unsigned requests, for public data.
         force_path_style: Whether buckets are always in the path of the URL. Otherwise they are in the host's name on Amazon,

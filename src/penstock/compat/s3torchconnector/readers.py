@@ -1,4 +1,4 @@
-"""``S3Reader`` and its two kinds: files of single objects, which are opened when they are first used."""
+"""``S3Reader`` and its two kinds: files of single objects that are opened at the first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class S3Reader(io.BufferedIOBase):
-    """A readable, seekable file of one object; the base class of all readers, also of a user's own."""
+    """A readable, seekable file of one object; the base class of all readers, including a user's own."""
 
     @property
     @abstractmethod
@@ -103,7 +103,7 @@ class _OpenedLater(S3Reader):
         """Move to a position and return it; a position past the end is the end.
 
         Raises:
-            TypeError: An argument is no integer.
+            TypeError: An argument is not an integer.
             ValueError: The position is negative, `whence` is unknown, or the reader is closed.
             StoreError: The size is needed, and the object cannot be read.
 
@@ -129,7 +129,7 @@ class _OpenedLater(S3Reader):
 
         Raises:
             TypeError: `size` is neither an integer nor None.
-            StoreError: The object is missing, may not be read, was replaced meanwhile, or arrived in part only.
+            StoreError: The object is missing, may not be read, was replaced meanwhile, or did not arrive completely.
         """
         if size is not None and not isinstance(size, int):
             raise TypeError(f"read() takes an integer or None, not {type(size).__name__}")

@@ -74,7 +74,7 @@ class BucketStores:
 def with_scheme(endpoint: str) -> str:
     """Return an endpoint that lacks a scheme as a URL: ``http`` if it names a port other than 443, else ``https``.
 
-    It warns, because a guess that is wrong would be hard to find otherwise.
+    It warns, because a wrong guess would otherwise be hard to find.
     """
     port = endpoint.partition("/")[0].rpartition(":")[2]
     url = f"{'http' if port.isdigit() and port != '443' else 'https'}://{endpoint}"

@@ -12,15 +12,15 @@ from penstock.tracebacks import boundary
 class S3Writer(CheckpointWriter):
     """A file that writes one object, as ``S3Checkpoint.writer`` returns it.
 
-    The object becomes visible, whole, when ``close()`` returns or ``with`` ends normally. After an exception inside ``with``,
-    when the writer is dropped without being closed, and if the process ends, nothing becomes visible.
+    The whole object becomes visible when ``close()`` returns or the ``with`` block ends normally. If an exception ends the
+    block, the writer is dropped without being closed, or the process ends, nothing becomes visible.
     """
 
     def write(self, data: Any, /) -> int:
         """Take all of `data`, any contiguous buffer, and return its length in bytes.
 
         Raises:
-            TypeError: `data` is no buffer.
+            TypeError: `data` is not a buffer.
             ValueError: The writer is closed.
             StoreError: An earlier part could not be sent; the writer is then aborted.
         """

@@ -1,7 +1,7 @@
-"""A save behind the training loop: a thread of its own, whose failure is not lost even if the process ends.
+"""A save in the background: a thread of its own, whose failure is not lost even if the process ends.
 
-The thread is not a daemon, so that a process that ends normally first finishes its upload. If the save failed and nobody has
-heard of it by then, the error is printed and the exit code becomes 1.
+The thread is not a daemon, so a process that ends normally first finishes its upload. If the save failed and the error has
+not been raised by then, it is printed and the exit code becomes 1.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ _Interface: Any = _INTERFACES[0]
 class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is not installed where types are checked
     """Saves and loads Lightning's checkpoints: ``lightning.Trainer(plugins=[LightningCheckpointIO()])``.
 
-    A checkpoint becomes visible when all of it is stored, so that ``ModelCheckpoint`` never removes an old one for a new one
-    that is not whole. Paths without a scheme are local files.
+    A checkpoint becomes visible when all of it is stored, so ``ModelCheckpoint`` never removes an old checkpoint in favour of
+    an incomplete one. Paths without a scheme are local files.
 
-    ``ModelCheckpoint`` and ``Trainer`` also list and look for files, with fsspec. Call ``ps.fsspec.register("s3")`` first, so
-    that this is done with penstock too; otherwise s3fs has to be installed.
+    ``ModelCheckpoint`` and ``Trainer`` also list files, with fsspec. Call ``ps.fsspec.register("s3")`` first, so that penstock
+    does this, too; otherwise s3fs has to be installed.
 
     Args:
         **options: Options of ``penstock.connect``.

@@ -1,7 +1,7 @@
 """Reading ``.metadata``: a pickle, of which only the classes of distributed checkpoints are accepted.
 
 A pickle can name any function to call. PyTorch loads this file without a limit, so that whoever can write to the bucket can run
-code in the training job; here, a name that does not belong into the file is an error.
+code in the training job; here, any other name in the file is an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prefix strategies: text that the names of a rank's data files begin with.
 
-Stores that divide their keys by prefix, as S3 does, serve more requests if the ranks' files have different prefixes. The text
+Stores that shard their keys by prefix, as S3 does, serve more requests if the ranks' files have different prefixes. The prefix
 comes right after the checkpoint's URL, so it helps most if that URL is short.
 """
 

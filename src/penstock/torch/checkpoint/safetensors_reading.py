@@ -105,19 +105,19 @@ def load_safetensors(
 
     Args:
         url: URL of a file, of a directory, or of an index; see ``open_safetensors``.
-        names: Names of the tensors to load; or a function that says of each name whether to load it, such as
+        names: Names of the tensors to load; or a function that takes a name and returns whether to load it, such as
             ``lambda name: name.startswith("encoder.")``; None loads all.
         device: Where the tensors go. With ``"meta"``, only headers are read, and the tensors have no memory.
         **options: Options of ``penstock.connect``.
 
     Returns:
-        The tensors by name, in the order of `names`, otherwise as they lie in the files. Each has memory of its own.
+        The tensors by name, in the order of `names` or else of the files. Each tensor has memory of its own.
 
     Raises:
         ConfigError: The URL or an option is not valid.
         ObjectMissingError: There is no such checkpoint, or a file that its index names is missing.
-        CheckpointError: A header or the index is not valid, or there is no tensor of one of the `names`; the message names the
-            file. No tensor is returned.
+        CheckpointError: A header or the index is not valid, or one of the `names` does not exist; the message names the file.
+            No tensor is returned.
         ObjectChangedError: A file was replaced while it was read.
 
     Cost: One request per file for its header, then one per 8 MiB, in parallel; neighbouring small tensors are read by one
@@ -132,8 +132,8 @@ def load_safetensors(
 class SafetensorsReader:
     """A safetensors checkpoint that is open for reading; ``open_safetensors`` returns it.
 
-    ``keys``, ``metadata``, ``get_tensor`` and ``get_slice`` are those of ``safetensors.safe_open``. Each file is read in the
-    version in which its header was read. For one thread at a time.
+    ``keys``, ``metadata``, ``get_tensor`` and ``get_slice`` work as in ``safetensors.safe_open``. A file is read in the version
+    of which the header was read. For one thread at a time.
 
     Args:
         store: The store, which ``close`` closes.
@@ -376,7 +376,7 @@ class SafetensorsReader:
 class TensorSlice:
     """A tensor of which a part is read by indexing it; ``SafetensorsReader.get_slice`` returns it.
 
-    Ranges of the first dimension are read by themselves. What other dimensions leave out is read and dropped.
+    Only the requested rows of the first dimension are read. What the other dimensions leave out is read and dropped.
 
     Args:
         entry: The tensor.

@@ -50,15 +50,15 @@ def save_safetensors(
 ) -> None:
     """Save tensors as a safetensors file, or as a directory of files with an index.
 
-    The checkpoint becomes visible as a whole. If saving fails or the process is killed, what the URL named before remains.
-    Two processes must not save to the same URL at the same time.
+    The checkpoint becomes visible as a whole. If saving fails or the process is killed, an earlier checkpoint at the URL
+    remains. Two processes must not save to the same URL at the same time.
 
     Args:
         tensors: The tensors by name, such as ``model.state_dict()``, on any device.
         url: URL of a file; or of a directory, with a slash at its end: tensors of at most `shard_bytes_max` go to its
             ``model.safetensors``, and more to several files with ``model.safetensors.index.json``. A save removes files of
             these names that an earlier save left there.
-        metadata: Texts to save with them. ``{"format": "pt"}``, which Hugging Face's libraries ask for, is added.
+        metadata: Strings by name to save with them. ``{"format": "pt"}``, which Hugging Face's libraries require, is added.
         shard_bytes_max: Largest file of a directory in bytes, apart from its header; None is 5 GB. A larger tensor has a
             file of its own.
         **options: Options of ``penstock.connect``.

@@ -53,7 +53,7 @@ def save(
 ) -> None:
     """Save `obj` as ``torch.save`` does, to an object in a store.
 
-    The object becomes visible when all of it is stored. If the save fails, or the process ends before, nothing becomes
+    The object becomes visible when all of it is stored. If the save fails or the process ends before that, nothing becomes
     visible, and an existing object of the same name remains unchanged.
 
     Args:
@@ -85,14 +85,14 @@ def load(
     mmap: bool = False,
     **options: Any,
 ) -> Any:
-    """Load what ``torch.save`` has written, by anybody, from an object in a store.
+    """Load a file that ``torch.save`` wrote, with penstock or without, from an object in a store.
 
-    The storages are read in parallel, straight into their memory. All bytes are of one version of the object. They are
+    The tensors are read in parallel, straight into their memory. All bytes come from one version of the object. They are
     compared with the checksum that the store keeps of the object or, if it keeps none that can be computed here, with the
     CRC-32 of each storage in the file.
 
-    Files of the format before PyTorch 1.6, TorchScript archives, and archives that another program has written are read
-    by ``torch.load`` alone, one range after the other; of those, only length and version are verified.
+    Files in the format from before PyTorch 1.6, TorchScript archives, and archives that another program wrote are read by
+    ``torch.load`` itself, one range after the other. Only their length and version are verified.
 
     Args:
         url: URL of the object, with any scheme that ``penstock.connect`` supports.
@@ -100,8 +100,8 @@ def load(
         weights_only: Whether to refuse all but tensors and plain data; see ``torch.load``. With False, the file can run
             any code.
         mmap: Whether the tensors share one block of memory that lies outside of the process's heap (an anonymous file),
-            as with ``torch.load(mmap=True)``: pages are copied when they are first written to, and the memory is given
-            back when no tensor is left. The object is read whole in either case. Linux only.
+            as with ``torch.load(mmap=True)``: pages are copied when they are first written to, and the memory is freed
+            when no tensor is left. The whole object is read in either case. Linux only.
         **options: The same options as for ``penstock.connect``.
 
     Raises:

@@ -54,10 +54,10 @@ class StorageReader(PlacedStorage, TorchStorageReader):
     """Reads distributed checkpoints straight from a store: ``dcp.load(state_dict, storage_reader=StorageReader(url))``.
 
     It reads checkpoints of ``StorageWriter``, and those that PyTorch's ``FileSystemWriter`` or other writers of its format left
-    in a store. Each rank reads the ranges that its plan needs, many at once, straight into the memory of the tensors if these
-    are contiguous, on the CPU, and of the saved dtype. What ``StorageWriter`` wrote is verified: before anything is loaded,
-    that all files are there with their sizes and of one save; while loading, the checksum of every byte. All ranks make one
-    each.
+    in a store. Each rank reads the ranges that its plan needs, many at once, straight into the memory of the tensors if they
+    are contiguous, on the CPU, and of the saved dtype. Checkpoints of ``StorageWriter`` are verified: before anything is
+    loaded, that all files are there with their sizes and belong to one save; while loading, the checksum of every byte. Every
+    rank creates its own reader.
 
     Args:
         url: URL of the checkpoint's directory, with any scheme that ``penstock.connect`` supports.

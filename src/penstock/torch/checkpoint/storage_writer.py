@@ -61,17 +61,17 @@ class _StoredItem(NamedTuple):
 class StorageWriter(PlacedStorage, TorchStorageWriter):
     """Writes distributed checkpoints straight to a store: ``dcp.save(state_dict, storage_writer=StorageWriter(url))``.
 
-    The files have the format of PyTorch's ``FileSystemWriter``, so that its reader, and others, can load them. The checkpoint
-    becomes visible at once and whole when ``.metadata`` is written at the end. A save that fails or is killed leaves the
-    checkpoint that was at the URL before; what it wrote is removed by the next save into the same directory or, if the
-    directory's name is that of a step (``step-0000001000``), below the same parent. All ranks make one each.
+    The files have the format of PyTorch's ``FileSystemWriter``, so that its reader, and others, can load them. The whole
+    checkpoint becomes visible when ``.metadata`` is written at the end. A save that fails or is killed leaves an earlier
+    checkpoint at the URL as it was; what it wrote is removed by the next save into the same directory or, if the directory's
+    name is that of a step (``step-0000001000``), below the same parent. Every rank creates its own writer.
 
     Args:
         url: URL of the checkpoint's directory, with any scheme that ``penstock.connect`` supports.
         step: Step of the training, for the manifest; None takes that of the directory's name, if it has one.
         thread_count: Threads of each rank that write files, from 1 to 64.
         files_per_rank: Files that each rank writes; None writes as many as there are threads.
-        prefix_strategy: Chooses what the names of a rank's files begin with, for stores that divide keys by prefix.
+        prefix_strategy: Chooses what the names of a rank's files begin with, for stores that shard keys by prefix.
         **options: Options of ``penstock.connect``.
 
     Raises:
@@ -134,13 +134,13 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another save, at another URL if `checkpoint_id` is given."""
+        """Begin a new save, at another URL if `checkpoint_id` is given."""
         self._end_save()
         if checkpoint_id is not None:
             self._place.move(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save; a former one that failed is ended.
+        """Begin a save; an earlier one that failed is ended.
 
         Raises:
             ConfigError: The ranks are to save without collectives, so that there would be no one commit.

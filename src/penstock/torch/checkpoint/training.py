@@ -1,4 +1,4 @@
-"""``Checkpoint``: everything that a training run needs to go on as if it had not stopped, as one checkpoint on the store."""
+"""``Checkpoint``: everything that a training run needs to continue as if it had not stopped, as one checkpoint on the store."""
 
 from __future__ import annotations
 
@@ -40,32 +40,33 @@ logger = logging.getLogger("penstock")
 
 @boundary
 class Checkpoint:
-    """Saves and restores the whole state of a training run: model, optimizer, scheduler, random generators, place in the data.
+    """Saves and restores a whole training run: model, optimizer, scheduler, random generators, and position in the data.
 
-    A run that is restored goes on bit for bit as if it had not been interrupted. Checkpoints are directories below a URL, such
+    A restored run continues bit for bit as if it had not been interrupted. Checkpoints are directories below a URL, such
     as ``s3://bucket/run/step-0000001000/``, in the format of ``torch.distributed.checkpoint``. Each rank writes its shards
-    directly to the store, and the checkpoint becomes visible at once, when all ranks have finished. Model and optimizer may be
+    directly to the store, and the checkpoint becomes visible when all ranks have finished. Model and optimizer may be
     plain, or wrapped by DDP, ``fully_shard`` (FSDP2), tensor parallelism or ``torch.compile``; they can be restored with other
     wrappers and on another number of ranks.
 
-    Every rank of ``torch.distributed`` makes it and calls its methods, in the same order. It is a context manager.
+    Every rank of ``torch.distributed`` creates one and calls its methods in the same order. It is a context manager.
 
     Args:
         model: The model.
         optimizer: Optimizer of the model, made after the model was sharded or moved; None saves none.
         loader: The ``Loader``, or whatever hands out the batches (``ps.torch.Prefetch``, a ``StatefulDataLoader``). The
-            saved state is that of the batches that the training loop received, whatever has been read ahead.
+            saved state counts only the batches that the training loop received, not those that were read ahead.
         scheduler: A learning rate scheduler, or any object with ``state_dict()`` whose state is the same on all ranks.
-        rng: Whether the random generators of each rank are part of it: Python's, NumPy's, PyTorch's on the CPU and on
-            the current GPU.
+        rng: Whether to save the random generators of each rank: Python's, NumPy's, and PyTorch's on the CPU and on the
+            current GPU.
         extras: Other objects with ``state_dict()`` and ``load_state_dict()`` by name, such as a ``GradScaler``; their
             state must be small and the same on all ranks.
-        snapshot_bytes_max: The most bytes of memory that ``save(wait=False)`` may take on this rank for its copy of the
-            state; None means no limit.
+        snapshot_bytes_max: Largest copy of the state, in bytes, that ``save(wait=False)`` may make on this rank; None means
+            no limit.
         **options: The same options as for ``penstock.connect``.
 
     Raises:
-        ConfigError: An argument is invalid: the optimizer has other parameters than the model, an object has no state, ...
+        ConfigError: An argument is invalid, for example because the optimizer has parameters that are not the model's, or
+            an object has no ``state_dict()``.
 
     Cost: nothing until it is used. The first ``save(wait=False)`` allocates memory for one copy of this rank's state, in pinned
         memory if the state is on a GPU; it is used again until ``close()``.
@@ -122,19 +123,20 @@ class Checkpoint:
             url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
             step: Number of steps that have been trained; the checkpoint with the largest one is the newest.
             wait: Whether to wait until the checkpoint is on the store. False returns when the state has been copied to
-                memory, and uploads the copy while training goes on. If another save is under way, it is waited for.
-            keep_last: Remove older checkpoints after this one is complete, except this many of the newest ones.
-            keep_every: Do not remove checkpoints whose step is a multiple of this number.
+                memory, and uploads the copy while training continues; if another save is running, it waits for that one first.
+            keep_last: Number of the newest whole checkpoints to keep when this one is complete; None removes none.
+            keep_every: Steps that are multiples of this number are kept, too; needs `keep_last`.
 
         Raises:
-            ConfigError: An argument is invalid, the ranks call it with different steps, or the state cannot be saved: a tensor
-                is on ``meta``, ...
+            ConfigError: An argument is invalid, the ranks pass different steps, or the state cannot be saved, for example
+                because a tensor is on ``meta``.
             StoreError: The store failed. Earlier checkpoints are unchanged, and nothing of this one is visible. With
-                ``wait=False`` the next ``save``, ``wait`` or ``close`` raises the error, or else it ends the process with exit
-                code 1.
-            ClosedError: It is closed.
+                ``wait=False`` the next ``save``, ``wait`` or ``close`` raises the error; if none of them is called, the exit
+                code of the process is 1.
+            ClosedError: This object is closed.
 
-        Cost: ``wait=False`` stops the caller for one copy of this rank's state.
+        Cost: one upload of this rank's shards, and a few small requests for the commit. With ``wait=False`` the caller waits
+            only for one copy of this rank's state in memory.
         """
         self._check_open()
         self.wait()
@@ -166,7 +168,7 @@ class Checkpoint:
     def latest(self, url: str | os.PathLike[str]) -> int | None:
         """Return the step of the newest checkpoint below `url` that is whole, or None if there is none.
 
-        Cost: one request for each thousand files, and one or two for each checkpoint until a whole one is found.
+        Cost: one request per 1 000 files, and one or two for each checkpoint until a whole one is found.
         """
         self._check_open()
         info = self._ranks().first(lambda: _find(url, None, self._options))
@@ -180,11 +182,11 @@ class Checkpoint:
         Args:
             url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
             step: Step of the checkpoint; None takes the newest one.
-            strict: Whether the model and the optimizer must have exactly the parameters of the checkpoint. False takes over
-                those that both have; their shapes and dtypes have to be the same in any case.
+            strict: Whether the model and the optimizer must have exactly the parameters of the checkpoint. False restores
+                those that both have; their shapes and dtypes must match in any case.
 
         Returns:
-            The step of the checkpoint; None if `step` is None and there is no checkpoint, so that the run begins.
+            The step of the checkpoint; None if `step` is None and there is no checkpoint, so the run starts from the beginning.
 
         Raises:
             ConfigError: The URL is that of one checkpoint, not of the run; or an argument is invalid.
@@ -192,7 +194,7 @@ class Checkpoint:
                 another number of ranks, each with its own place in the data; or there is no checkpoint of this step.
             StoreError: The store failed.
 
-        Cost: memory for this rank's part of the state, which is read in parallel ranges before it is copied.
+        Cost: parallel requests for this rank's part of the state, and memory for a second copy of it until it is restored.
         """
         self._check_open()
         self.wait()

@@ -1,4 +1,4 @@
-"""Distributed checkpoints by the connector's names: the storage writer and reader, and prefix strategies."""
+"""Distributed checkpoints under the connector's names: the storage writer and reader, and prefix strategies."""
 
 from penstock.compat.s3torchconnector.dcp.prefix_strategies import (
     BinaryPrefixStrategy,

@@ -35,7 +35,7 @@ def _is_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
 class S3StorageWriter(StorageWriter):
     """Writes distributed checkpoints: ``dcp.save(state_dict, storage_writer=S3StorageWriter(region, path))``.
 
-    It is a ``penstock.torch.checkpoint.StorageWriter``: a checkpoint becomes visible at once and whole.
+    It is a ``penstock.torch.checkpoint.StorageWriter``: a checkpoint becomes visible only when it is complete.
 
     Args:
         region: Region of the bucket; if it is wrong, the store's answer corrects it.
@@ -44,7 +44,7 @@ class S3StorageWriter(StorageWriter):
         prefix_strategy: Chooses what the names of a rank's files begin with.
         thread_count: Threads of each rank that write files, and number of files.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
-        **file_options: Arguments of PyTorch's ``FileSystemWriter``, which are accepted and have no effect (``IGNORED``).
+        **file_options: Arguments of PyTorch's ``FileSystemWriter`` (``IGNORED``), which have no effect.
 
     Raises:
         ConfigError: An argument is invalid, or ``overwrite`` is False.
@@ -101,7 +101,7 @@ class S3StorageReader(StorageReader):
         path: ``s3://`` URI of the checkpoint's directory.
         s3client_config: Options of the client.
         reader_constructor: ``S3ReaderConstructor.dcp_optimized(max_gap_size=)`` sets the largest gap between two ranges that
-            are read with one request. Other constructors have no effect: the load plan says what is read.
+            are read with one request. Other constructors have no effect, because the load plan decides what is read.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
 
     Raises:

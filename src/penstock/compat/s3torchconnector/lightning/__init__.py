@@ -1,4 +1,4 @@
-"""Lightning's checkpoints by the connector's name."""
+"""Lightning's checkpoints under the connector's name."""
 
 from penstock.compat.s3torchconnector.lightning.checkpoint import S3LightningCheckpoint
 

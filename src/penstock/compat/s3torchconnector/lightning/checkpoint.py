@@ -49,7 +49,7 @@ class S3LightningCheckpoint(LightningCheckpointIO):
             storage_options: Options of ``penstock.connect`` for this save.
 
         Raises:
-            TypeError: `path` is no str.
+            TypeError: `path` is not a str.
             ConfigError: `path` is not the URI of an object.
             StoreError: Writing failed.
         """
@@ -67,7 +67,7 @@ class S3LightningCheckpoint(LightningCheckpointIO):
                 Lightning before 2.6, as in the connector.
 
         Raises:
-            TypeError: `path` is no str.
+            TypeError: `path` is not a str.
             ConfigError: `path` is not the URI of an object.
             StoreError: Reading failed.
         """
@@ -79,7 +79,7 @@ class S3LightningCheckpoint(LightningCheckpointIO):
         """Remove the object; a missing one is no error.
 
         Raises:
-            TypeError: `path` is no str.
+            TypeError: `path` is not a str.
             ConfigError: `path` is not the URI of an object.
             StoreError: Removing failed.
         """
