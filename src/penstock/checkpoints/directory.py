@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 METADATA_BYTES_MAX = 1024 * MIB
 """Longest commit marker that is read."""
 
+_REPLACED_MAX = 100
+"""How often a directory is looked at again because its files have changed meanwhile: as often as saves follow each other."""
+
 Status = Literal["whole", "unchecked", "damaged", "unfinished", "missing"]
 
 
@@ -212,11 +215,26 @@ def committed_manifest(store: Store, prefix: str, present: Mapping[str, ObjectIn
 
 
 def inspect(store: Store, prefix: str = "") -> CheckpointInfo:
-    """Tell what a directory holds.
+    """Tell what a directory holds. A checkpoint that is being replaced is the earlier or the new one, and never damaged.
 
-    Cost: one request per 1 000 files, and one for the manifest.
+    Cost: one request per 1 000 files, and one for the manifest; if a file is missing or does not fit, another listing.
     """
-    present = {name: info for name, info in list_directory(store, prefix).items() if not layout.save_of_marker(name)}
+    present = _contents(store, prefix)
+    info = _inspected(store, prefix, present)
+    for _ in range(_REPLACED_MAX):
+        if info.status != "damaged" or (now := _contents(store, prefix)) == present:
+            break
+        present = now
+        info = _inspected(store, prefix, present)
+    return info
+
+
+def _contents(store: Store, prefix: str) -> dict[str, ObjectInfo]:
+    return {name: info for name, info in list_directory(store, prefix).items() if not layout.save_of_marker(name)}
+
+
+def _inspected(store: Store, prefix: str, present: Mapping[str, ObjectInfo]) -> CheckpointInfo:
+    """Tell what a directory holds, of which `present` is the listing."""
     size_bytes = sum(info.size_bytes for info in present.values())
     times = [info.last_modified_s for info in present.values() if info.last_modified_s is not None]
     marker = present.get(layout.COMMIT_MARKER)

@@ -21,6 +21,7 @@ from penstock.checkpoints import (
     Checkpoints,
     CheckpointSave,
     check_step,
+    directory,
     layout,
     markers,
     remove,
@@ -259,6 +260,29 @@ def test_two_saves_of_one_step(run: Checkpoints, monkeypatch: pytest.MonkeyPatch
     save(run, 5)
     assert run.verify(5).ok
     assert len(names(run)) == 4
+
+
+@pytest.mark.parametrize("meanwhile", ["read_manifest", "check_files"])
+def test_a_checkpoint_that_is_replaced_is_found(
+    run: Checkpoints, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Whoever looks while a save replaces the only checkpoint finds the old or the new one, and not that there is none."""
+    save(run, 5)
+    real, times = getattr(directory, meanwhile), iter(range(3))
+
+    def replaced(*arguments: Any) -> Any:
+        if next(times, None) is not None:
+            monkeypatch.setattr(directory, meanwhile, real)
+            save(run, 5)
+            monkeypatch.setattr(directory, meanwhile, replaced)
+        return real(*arguments)
+
+    monkeypatch.setattr(directory, meanwhile, replaced)
+    newest = run.newest()
+    assert newest is not None
+    assert newest.status == "whole"
+    if meanwhile == "read_manifest":
+        assert next(times, None) is None, "it was looked for again, until it stayed"
 
 
 def test_a_commit_marker_that_is_removed_at_once(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
