@@ -154,9 +154,14 @@ class Checkpoint:
         Raises:
             StoreError: It failed.
         """
-        save, self._save = self._save, None
-        if save is not None:
+        save = self._save
+        if save is None:
+            return
+        try:
             save.wait()
+        finally:
+            if not save.is_running:  # after Ctrl-C it is: another save must not overwrite the snapshot that it reads
+                self._save = None
 
     @property
     def is_saving(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from penstock.checkpoints.directory import read_manifest
 from penstock.errors import CheckpointError, ClosedError, ConfigError, DataError, StoreError
 
 torch = pytest.importorskip("torch")
+from penstock.torch.checkpoint import training  # noqa: E402 - imports torch
+
 pytestmark = pytest.mark.torch
 
 
@@ -85,6 +88,33 @@ def test_a_slash_at_the_end_makes_no_difference(scheme: str, tmp_path: Path) -> 
     assert run.checkpoint.restore(f"{url}/", step=1) == 1
     with ps.open(f"{url}/{step_directory(1)}.metadata") as one, ps.open(f"{url}/{step_directory(2)}.metadata") as two:
         assert one.read(1) == two.read(1) != b""
+
+
+def test_a_wait_that_is_interrupted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C while a save is waited for, the next one still waits for it: both must not use the same memory."""
+    run = Run()
+    go_on, write_items = threading.Event(), training.write_items
+
+    def held(*arguments: Any) -> None:
+        assert go_on.wait(20)
+        write_items(*arguments)
+
+    monkeypatch.setattr(training, "write_items", held)
+    run.checkpoint.save(url, step=1, wait=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.checkpoint.wait()
+    assert run.checkpoint.is_saving
+    go_on.set()
+    run.checkpoint.save(url, step=2, wait=False)
+    run.checkpoint.close()
+    with Checkpoints(url) as checkpoints:
+        assert [(info.step, info.status) for info in checkpoints.all()] == [(1, "whole"), (2, "whole")]
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_empty_url_is_refused() -> None:
