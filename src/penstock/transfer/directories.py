@@ -65,16 +65,16 @@ def upload_directory(
         **options: Options of ``penstock.connect``.
 
     Raises:
-        ConfigError: The two overlap, or an option is not valid.
+        ConfigError: The two overlap, the directory has a link that leads nowhere or a special file, or an option is not valid.
         ObjectMissingError: The directory is missing or empty.
         ObjectExistsError: There are other objects below `url`, and `delete` is false. Nothing was changed.
         StoreError: A file could not be uploaded.
 
     Cost: A listing of the target, and one upload per file, up to 32 small ones at a time.
     """
-    source = LocalStore(_local("path", path))
-    with _StoreDirectory.open(url, **options) as target:
+    with LocalStore(_local("path", path)) as source, _StoreDirectory.open(url, **options) as target:
         _refuse_overlap(source.root, target)
+        _refuse_others(source.root)
         found = _DirectoryListing.of(source, "")
         if not found.keys:
             what = "there is no such directory, or it is empty"
@@ -119,8 +119,7 @@ def download_directory(
 
     Cost: A listing, and parallel requests of 8 MiB, within the byte budget.
     """
-    target = LocalStore(_local("path", path))
-    with _StoreDirectory.open(url, **options) as source:
+    with LocalStore(_local("path", path)) as target, _StoreDirectory.open(url, **options) as source:
         _refuse_overlap(target.root, source)
         found = _DirectoryListing.of(source.store, source.prefix)
         if not found.keys:
@@ -228,6 +227,16 @@ def _refuse_overlap(path: Path, folder: _StoreDirectory) -> None:
     one, other = path.resolve(), compose.local_path(folder.url).resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise ConfigError(f"{one} and {other} overlap", hint="name separate directories")
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a directory with something that cannot be uploaded, because a part of the model would be missing."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 - a directory may have 100 000 files
+            if not os.path.isfile(path):  # noqa: PTH113 - the same
+                what = f"{path!r} is neither a file nor a directory, or is a link that leads nowhere"
+                raise ConfigError(what, hint="remove it, or restore what the link names")
 
 
 def _refuse_extra(extra: _DirectoryListing, place: str, *, delete: bool) -> None:

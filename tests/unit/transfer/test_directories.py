@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,42 @@ def test_a_directory_goes_up_and_comes_down(tmp_path: Path) -> None:
         assert objects(store) == {f"run/7/{name}": data for name, data in FILES.items()}
     ps.download_directory("memory://directories-round/run/7/", tmp_path / "b")
     assert read_files(tmp_path / "b") == FILES
+
+
+def test_nothing_is_left(tmp_path: Path, nothing_left: Callable[[], AbstractContextManager[None]]) -> None:
+    """Neither a transfer nor one that fails leaves a thread or a descriptor, whoever keeps the error."""
+    write_files(tmp_path / "a")
+    kept = []
+    with nothing_left():
+        ps.upload_directory(tmp_path / "a", "memory://directories-left")
+        ps.download_directory("memory://directories-left", tmp_path / "b")
+        for folder in ("b", "c"):
+            write_files(tmp_path / folder, {"extra": b""})
+        for call in (ps.upload_directory, ps.download_directory):
+            one, other = tmp_path / "b", "memory://directories-left"
+            with pytest.raises(ObjectExistsError) as caught:
+                call(*((other, one) if call is ps.download_directory else (tmp_path / "c", other)))
+            kept.append(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_cannot_be_uploaded_is_refused(tmp_path: Path, kind: str) -> None:
+    """A link that leads nowhere, or a special file, is an error before anything is changed; other links are followed."""
+    write_files(tmp_path / "blobs", {"1": b"weights"})
+    write_files(tmp_path / "a", {"config.json": b"{}"})
+    (tmp_path / "a" / "model.safetensors").symlink_to("../blobs/1")
+    url = f"memory://directories-{kind}"
+    ps.upload_directory(tmp_path / "a", url)
+    (tmp_path / "a" / "sub").mkdir()
+    wrong = tmp_path / "a" / "sub" / "wrong"
+    if kind == "link":
+        wrong.symlink_to("../../blobs/2")
+    else:
+        os.mkfifo(wrong)
+    with pytest.raises(ConfigError, match="sub/wrong"):
+        ps.upload_directory(tmp_path / "a", url)
+    with ps.connect(url) as store:
+        assert objects(store) == {"config.json": b"{}", "model.safetensors": b"weights"}
 
 
 def test_the_files_that_lead_to_others_are_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
