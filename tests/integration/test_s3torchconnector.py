@@ -133,7 +133,7 @@ def test_an_exception_commits_nothing(prefix: str) -> None:
         dropped = checkpoint.writer(uri)
         dropped.write(b"half")
         del dropped
-    assert "never closed" in str(told[0].message)
+    assert "never closed. Hint: with checkpoint.writer(uri) as file" in str(told[0].message)
     assert checkpoint.reader(uri).read() == b"whole"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock import compose
 from penstock.errors import ConfigError
@@ -27,6 +27,9 @@ class CheckpointWriter(Writer):
 
     ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
     """
+
+    MADE_BY: ClassVar[str] = "ps.torch.checkpoint_writer(url)"
+    """The call that the user made, for the warning."""
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
         super().__init__(core, key, part_bytes=part_bytes, if_absent=if_absent)
@@ -60,7 +63,7 @@ class CheckpointWriter(Writer):
         if not self.closed and self.tell() and self._process_id == os.getpid():
             warnings.warn(
                 f"{self.name}: {self.tell()} bytes were written and dropped, because the file was never closed. "
-                "Hint: with ps.torch.checkpoint_writer(url) as file: torch.save(obj, file)",
+                f"Hint: with {self.MADE_BY} as file: torch.save(obj, file)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -45,7 +45,7 @@ def test_an_exception_keeps_what_was_there(tmp_path: Path, state: dict[str, Any]
 
 def test_a_dropped_checkpoint_is_noticed(tmp_path: Path, state: dict[str, Any]) -> None:
     """A file that nobody closes stores nothing, and says so: torch.save does not close what it is given."""
-    with pytest.warns(RuntimeWarning, match="never closed"):
+    with pytest.warns(RuntimeWarning, match=r"never closed. Hint: with ps\.torch\.checkpoint_writer\(url\)"):
         torch.save(state, ps.torch.checkpoint_writer(f"{tmp_path}/1.pt"))
     assert list(tmp_path.iterdir()) == []
 

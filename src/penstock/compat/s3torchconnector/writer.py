@@ -16,6 +16,8 @@ class S3Writer(CheckpointWriter):
     block, the writer is dropped without being closed, or the process ends, nothing becomes visible.
     """
 
+    MADE_BY = "checkpoint.writer(uri)"
+
     def write(self, data: Any, /) -> int:
         """Take all of `data`, any contiguous buffer, and return its length in bytes.
 

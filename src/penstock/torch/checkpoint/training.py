@@ -48,7 +48,8 @@ class Checkpoint:
     plain, or wrapped by DDP, ``fully_shard`` (FSDP2), tensor parallelism or ``torch.compile``; they can be restored with other
     wrappers and on another number of ranks.
 
-    Every rank of ``torch.distributed`` creates one and calls its methods in the same order. It is a context manager.
+    Every rank of ``torch.distributed`` creates one and calls its methods in the same order; a call on rank 0 alone would wait
+    for the other ranks. It is a context manager.
 
     Args:
         model: The model.
