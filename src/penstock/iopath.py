@@ -12,7 +12,7 @@ from penstock.store.local import LocalStore
 from penstock.store.text import ObjectText
 from penstock.store.waiting import perform
 from penstock.tracebacks import boundary
-from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, is_downloaded, stream
+from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
 from penstock.types import ListPage, ObjectInfo
 
 try:
@@ -132,14 +132,8 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
         source = Path(local_path).absolute()
         info = ObjectInfo(str(source).lstrip("/"), source.stat().st_size)
         listener = RaisingListener()
-        receiver = StoreReceiver(store, listener)
-        try:
-            with LocalStore("/") as files:
-                stream(files, iter([TransferItem(info, key, None)]), receiver, listener)
-            receiver.wait()
-        except BaseException:
-            receiver.cancel()
-            raise
+        with LocalStore("/") as files:
+            copy_between(files, store, iter([TransferItem(info, key, None)]), listener)
         return True
 
     def _copy(self, src_path: str, dst_path: str, overwrite: bool = False, **options: Any) -> bool:

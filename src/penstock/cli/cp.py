@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingErr
 from penstock.sizes import format_bytes
 from penstock.store.local import LocalStore
 from penstock.transfer.download import is_downloaded
-from penstock.transfer.moving import StoreReceiver, TransferItem, copy_inside, stream
+from penstock.transfer.moving import TransferItem, copy_between, copy_inside, stream
 from penstock.transfer.receiving import FileReceiver
 
 if TYPE_CHECKING:
@@ -182,13 +182,7 @@ class CopyPlan:
         elif source is target:
             copy_inside(target, items, self.report)
         else:
-            receiver = StoreReceiver(target, self.report)
-            try:
-                stream(source, items, receiver, self.report)
-                receiver.wait()
-            except BaseException:
-                receiver.cancel()
-                raise
+            copy_between(source, target, items, self.report)
 
     def _items(self) -> Iterator[TransferItem]:
         """Yield what must be moved, in key order; report what the target has already, and names that are not safe."""

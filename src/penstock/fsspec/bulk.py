@@ -21,7 +21,7 @@ from penstock.store.file import ObjectReader
 from penstock.store.inflight import perform_many
 from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
-from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, copy_inside, stream
+from penstock.transfer import FileReceiver, TransferItem, copy_between, copy_inside, stream
 from penstock.types import ByteRange, ObjectInfo, Put
 
 if TYPE_CHECKING:
@@ -300,17 +300,7 @@ def put_files(files: ListingFileSystem, pairs: list[Pair], listener: CallbackLis
         items[where.url].append(TransferItem(info, where.key, None))
     with LocalStore("/") as source_store:
         for url, wanted in items.items():
-            _to_store(source_store, files.store(url), wanted, listener)
-
-
-def _to_store(source: Store, target: Store, items: list[TransferItem], listener: CallbackListener) -> None:
-    receiver = StoreReceiver(target, listener)
-    try:
-        stream(source, iter(items), receiver, listener)
-        receiver.wait()
-    except BaseException:
-        receiver.cancel()
-        raise
+            copy_between(source_store, files.store(url), iter(wanted), listener)
 
 
 def copy_files(
@@ -340,7 +330,7 @@ def copy_files(
         if source == target:
             copy_inside(files.store(source), iter(wanted), listener)
         else:
-            _to_store(files.store(source), files.store(target), wanted, listener)
+            copy_between(files.store(source), files.store(target), iter(wanted), listener)
 
 
 def pipe_files(files: ListingFileSystem, contents: Mapping[str, Buffer]) -> None:

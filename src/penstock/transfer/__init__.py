@@ -3,9 +3,9 @@
 from penstock.transfer.download import ETAG_ATTRIBUTE, Download, is_downloaded
 from penstock.transfer.moving import (
     Receiver,
-    StoreReceiver,
     TransferItem,
     TransferListener,
+    copy_between,
     copy_inside,
     stream,
 )
@@ -17,9 +17,9 @@ __all__ = [
     "Download",
     "FileReceiver",
     "Receiver",
-    "StoreReceiver",
     "TransferItem",
     "TransferListener",
+    "copy_between",
     "copy_inside",
     "is_downloaded",
     "stream",

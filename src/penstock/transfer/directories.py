@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, DirectoryMissingError, ObjectExistsErro
 from penstock.store.local import LocalStore
 from penstock.tracebacks import boundary
 from penstock.transfer.download import is_downloaded
-from penstock.transfer.moving import StoreReceiver, TransferItem, stream
+from penstock.transfer.moving import TransferItem, copy_between, stream
 from penstock.transfer.receiving import FileReceiver
 
 if TYPE_CHECKING:
@@ -249,13 +249,7 @@ def _refuse_extra(extra: _DirectoryListing, place: str, *, delete: bool) -> None
 
 def _upload(source: Store, target: Store, items: list[TransferItem], listener: TransferListener | None) -> None:
     report = _FirstFailure(listener)
-    receiver = StoreReceiver(target, report)
-    try:
-        stream(source, iter(items), receiver, report)
-        receiver.wait()
-    except BaseException:
-        receiver.cancel()
-        raise
+    copy_between(source, target, iter(items), report)
     report.check()
 
 

@@ -291,6 +291,23 @@ class _Writes:
             raise completion.error
 
 
+def copy_between(source: Store, target: Store, items: Iterator[TransferItem], listener: TransferListener) -> None:
+    """Copy objects from one store to another, through the memory of this process; return when all of them are written.
+
+    Raises:
+        StoreError: The listing failed, credentials or bucket are wrong, or ``FAILURES_MAX`` objects in a row failed. Other
+            objects that cannot be copied are reported.
+        OSError: This machine failed.
+    """
+    receiver = StoreReceiver(target, listener)
+    try:
+        stream(source, items, receiver, listener)
+        receiver.wait()
+    except BaseException:
+        receiver.cancel()
+        raise
+
+
 def copy_inside(store: Store, items: Iterator[TransferItem], listener: TransferListener) -> None:
     """Let a store copy objects within itself, so that no bytes pass through this process.
 

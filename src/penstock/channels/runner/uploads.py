@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock import compose
 from penstock.errors import BucketMissingError, PenstockError, StoreError
 from penstock.store.local import LocalStore
-from penstock.transfer import FileReceiver, StoreReceiver, TransferItem, is_downloaded, stream
+from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,13 +71,8 @@ def upload_files(source: Store, infos: list[ObjectInfo], url: str, connect: Call
     """
     root, prefix = compose.split(url if url.endswith("/") else f"{url}/")
     failures = _Failures()
-    receiver = StoreReceiver(connect(root), failures)
-    try:
-        stream(source, (TransferItem(info, prefix + info.key, None) for info in infos), receiver, failures)
-        receiver.wait()
-    except BaseException:
-        receiver.cancel()
-        raise
+    items = (TransferItem(info, prefix + info.key, None) for info in infos)
+    copy_between(source, connect(root), items, failures)
     failures.raise_first()
 
 
