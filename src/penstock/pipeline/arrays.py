@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.buffers import is_typed
 from penstock.errors import ConfigError
-from penstock.pipeline.fields import Field, Spec
+from penstock.pipeline.fields import Field, Spec, check_declared, declared_specs, write_declared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,15 +39,12 @@ class Numpy(Field):
 
     def __post_init__(self) -> None:
         Field.__post_init__(self)
-        if (self.dtype is None) != (self.shape is None):
-            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both or neither")
+        check_declared(self.dtype, self.shape)
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
         """The declared dtype and shape, if any."""
-        if self.dtype is None or self.shape is None:
-            return (None,)
-        return (Spec(self.dtype, tuple(self.shape)),)
+        return declared_specs(self.dtype, self.shape)
 
     def decode(self, data: memoryview) -> NDArray[Any]:
         """Return a writable array that owns its memory."""
@@ -60,10 +57,7 @@ class Numpy(Field):
         Raises:
             ValueError: The array does not have the declared dtype and shape.
         """
-        array = self._array(data)
-        if array.shape != out.shape or array.dtype != out.dtype:
-            raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
-        out[...] = array
+        write_declared(self._array(data), out)
 
     def _array(self, data: memoryview) -> NDArray[Any]:
         if is_typed(data):

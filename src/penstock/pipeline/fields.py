@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
+    from numpy.typing import NDArray
 
 _RESERVED = "__"  # the loader itself adds __key__, __shard__, __position__ and __valid__
 _INTEGER = re.compile(rb"\s*(?:([+-]?\d+)|\[\s*([+-]?\d+)\s*\])\s*")
@@ -243,15 +244,12 @@ class Function(Field):
         Field.__post_init__(self)
         if not callable(self.fn):
             raise ConfigError(f"Function({self.name!r}, {self.fn!r}) must be given a function of a memoryview")
-        if (self.dtype is None) != (self.shape is None):
-            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both or neither")
+        check_declared(self.dtype, self.shape)
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
         """The declared dtype and shape, if any."""
-        if self.dtype is None or self.shape is None:
-            return (None,)
-        return (Spec(self.dtype, tuple(self.shape)),)
+        return declared_specs(self.dtype, self.shape)
 
     def decode(self, data: memoryview) -> Any:
         """Return the result of the function."""
@@ -265,10 +263,33 @@ class Function(Field):
         """
         import numpy as np
 
-        value = np.asarray(self.fn(data))
-        if value.shape != out.shape or value.dtype != out.dtype:
-            raise ValueError(f"{value.dtype}{list(value.shape)}, not the declared {out.dtype}{list(out.shape)}")
-        out[...] = value
+        write_declared(np.asarray(self.fn(data)), out)
+
+
+def check_declared(dtype: str | None, shape: tuple[int, ...] | None) -> None:
+    """Check the dtype and the shape that a user says every value has.
+
+    Raises:
+        ConfigError: Only one of the two is given.
+    """
+    if (dtype is None) != (shape is None):
+        raise ConfigError(f"dtype={dtype!r} and shape={shape!r}: give both or neither")
+
+
+def declared_specs(dtype: str | None, shape: tuple[int, ...] | None) -> tuple[Spec | None, ...]:
+    """Return the ``specs`` of a field whose values have the given dtype and shape; None leaves it to the first sample."""
+    return (None,) if dtype is None or shape is None else (Spec(dtype, tuple(shape)),)
+
+
+def write_declared(array: NDArray[Any], out: Any) -> None:
+    """Copy a value into its row of a batch.
+
+    Raises:
+        ValueError: It does not have the dtype and shape of the row.
+    """
+    if array.shape != out.shape or array.dtype != out.dtype:
+        raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
+    out[...] = array
 
 
 def _single_number(data: memoryview) -> int | float:
