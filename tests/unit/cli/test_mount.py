@@ -12,6 +12,7 @@ import penstock.mount
 from penstock.cli.app import run
 from penstock.cli.mount_helper import helper_arguments
 from penstock.mount import MountConfig
+from penstock.mount.log_file import LogPosition
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[MountConfig
 
     def start(config: MountConfig, **_: Any) -> Any:
         configs.append(config)
-        return penstock.mount.RunningMount(config, _Process(), tmp_path / "log")  # type: ignore[arg-type]
+        return penstock.mount.RunningMount(config, _Process(), LogPosition.at_end(tmp_path / "log"))  # type: ignore[arg-type]
 
     monkeypatch.setattr(penstock.mount, "start_mount", start)
     return configs
