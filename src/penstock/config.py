@@ -38,7 +38,9 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ConfigError(f"{name}={value!r} must be a whole number {bounds}")
+        is_other_integer = hasattr(value, "__index__") and not isinstance(value, int)  # of NumPy or PyTorch
+        hint = f"int({name})" if is_other_integer else None
+        raise ConfigError(f"{name}={value!r} must be a whole number {bounds}", hint=hint)
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, opened: bool = False) -> None:

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock import config
-from penstock.config import GIB, KIB, MIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+from penstock.config import GIB, KIB, MIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig, check_whole
 from penstock.errors import ConfigError
 
 CONFIGS = [TransportConfig, RetryConfig, HedgeConfig, FetchConfig]
@@ -80,3 +81,13 @@ def test_negative_waits_are_refused() -> None:
 def test_the_budget_fits_the_memory() -> None:
     """The default budget is at most 2 GiB and an eighth of what this process may use."""
     assert 0 < config.default_budget_bytes() <= min(2 * GIB, config.memory_bytes_max() // 8)
+
+
+def test_an_integer_of_another_library_is_refused_with_a_hint() -> None:
+    """NumPy's integers and PyTorch's tensors are not written to JSON, so the caller says int()."""
+    with pytest.raises(ConfigError, match=r"step=.*3.* must be a whole number of at least 0\. Hint: int\(step\)"):
+        check_whole("step", np.int64(3), 0)
+    for value in (True, 1.0, -1, "1"):
+        with pytest.raises(ConfigError) as caught:
+            check_whole("step", value, 0)
+        assert "Hint" not in str(caught.value)

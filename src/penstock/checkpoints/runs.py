@@ -116,7 +116,8 @@ class Checkpoints:
             what = f"the checkpoint of step {step} is {info.status}: {info.problem}"
             if info.status == "missing":
                 what = f"there is no checkpoint of step {step}"
-            hint = "`penstock checkpoint ls` lists the checkpoints that are whole"
+            # a problem may have a hint of its own
+            hint = None if "Hint: " in what else "`penstock checkpoint ls` lists the checkpoints that are whole"
             raise CheckpointError(what, url=self.url(step), hint=hint)
         return info
 

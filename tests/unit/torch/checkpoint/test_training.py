@@ -508,6 +508,18 @@ def test_the_url_of_one_checkpoint_is_not_that_of_a_run(url: str) -> None:
         run.checkpoint.restore(url, step=8)
 
 
+def test_a_damaged_checkpoint_has_one_hint(url: str) -> None:
+    """The error names the file, and says once what to do."""
+    run = Run()
+    run.checkpoint.save(url, step=1)
+    with ps.connect(url) as store:
+        [key] = [info.key for info in store.list() if info.key.endswith(".distcp")]
+        store.write(key, b"short")
+    with pytest.raises(CheckpointError, match=r"step 1 is damaged: .*distcp: the file has 5 bytes") as caught:
+        run.checkpoint.restore(url, step=1)
+    assert str(caught.value).count("Hint: ") == 1
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_another_kind_of_optimizer(url: str, strict: bool) -> None:
     """Its state is refused, though PyTorch would load it; the options that schedulers and a newer PyTorch add are not."""
