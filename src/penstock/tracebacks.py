@@ -101,7 +101,7 @@ def shorten(error: BaseException) -> None:
     failure = error.user_traceback if isinstance(error, DataError) else None
     cause = error.__cause__
     shown = cause if error.__suppress_context__ else error.__context__
-    if shown is not None and (failure or _is_users(shown)):
+    if shown is not None and (failure or _is_users(shown) or _was_reported(shown)):
         _hide_package(shown)
     elif shown is not None:
         error.__context__, error.__cause__ = shown, None  # setting the cause also hides the context
@@ -187,6 +187,12 @@ def _is_users(error: BaseException) -> bool:
             return True
         following = following.__cause__
     return False
+
+
+def _was_reported(error: BaseException) -> bool:
+    """Whether an error of this package has left it before, to a library that caught it and then tried something else."""
+    entries = _entries(error.__traceback__)  # the first frame is the one that caught it
+    return isinstance(error, PenstockError) and bool(entries) and not _is_ours(entries[0])
 
 
 def _hide_package(error: BaseException) -> None:

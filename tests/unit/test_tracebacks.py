@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import os
 import pickle
 import traceback
@@ -189,3 +189,23 @@ def test_compiled_code_of_a_package_is_not_the_users() -> None:
     assert frames is not None
     assert frames.tb_frame.f_code.co_filename == "uvloop/loop.pyx"
     assert not users_text(error)
+
+
+def test_an_error_that_a_library_caught_before_it_tried_again_is_shown(tmp_path: Path) -> None:
+    """pandas tries once more without keys after a PermissionError: the error about the keys must not be hidden."""
+    library = tmp_path / "site-packages" / "retrying.py"
+    library.parent.mkdir()
+    library.write_text(
+        "def retry(first, second):\n    try:\n        first()\n    except ValueError:\n        second()\n"
+    )
+    spec = importlib.util.spec_from_file_location("retrying", library)
+    assert spec is not None
+    assert spec.loader is not None
+    retrying = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(retrying)
+
+    with pytest.raises(ps.ConfigError, match="s3:second") as caught:
+        retrying.retry(functools.partial(ps.connect, "s3:first"), functools.partial(ps.connect, "s3:second"))
+    first, _, second = "".join(traceback.format_exception(caught.value)).partition("During handling")
+    assert "ConfigError: 's3:first'" in first
+    assert "ConfigError: 's3:second'" in second

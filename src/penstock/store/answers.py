@@ -217,7 +217,7 @@ def is_throttled(status: int, code: str | None) -> bool:
 
 
 def status_error(  # noqa: C901 - a table
-    status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None
+    status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None, *, is_signed: bool = True
 ) -> StoreError:
     """Return the error that an answer outside 2xx means.
 
@@ -226,6 +226,7 @@ def status_error(  # noqa: C901 - a table
         headers: Headers of the answer, by lower-case name.
         code: Code in the error document; None if there is none.
         message: Message in the error document; None if there is none.
+        is_signed: Whether the request was signed with keys.
     """
     what = message or f"HTTP status {status}"
     fields: dict[str, Any] = {
@@ -266,6 +267,8 @@ def status_error(  # noqa: C901 - a table
         denied = "these credentials (or the bucket's policy) do not allow it; without ListBucket a missing key looks the same"
         if not message:  # the answer to a HEAD has no body
             denied = "the keys are wrong, or they do not allow it; without ListBucket a missing key looks the same"
+        if not is_signed:
+            denied = "the request was anonymous, which suffices for public objects only; sign it with keys"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
         changed = what if message else "the object is not the requested version"

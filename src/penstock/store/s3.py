@@ -205,7 +205,7 @@ class _S3Exchange(Exchange[S3Store]):
     def refusal(self, answer: HttpAnswer) -> StoreError:
         document = xml.parse_error(answer.error_body) if answer.error_body else None
         code, message = (document.code, document.message) if document else (None, None)
-        return status_error(answer.status, answer.headers, code, message)
+        return status_error(answer.status, answer.headers, code, message, is_signed=self.store.provider is not None)
 
     def fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
         super().fill_head(completion, operation, headers)

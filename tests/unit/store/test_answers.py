@@ -36,4 +36,5 @@ def test_an_answer_without_a_body_does_not_blame_the_key() -> None:
     """The answer to a HEAD says 404 or 403 and no more, so the hint names everything that may be wrong."""
     assert "the bucket and the endpoint" in str(status_error(404, {}, None, None))
     assert "the keys are wrong" in str(status_error(403, {}, None, None))
+    assert "the request was anonymous" in str(status_error(403, {}, "AccessDenied", "Access Denied", is_signed=False))
     assert "endpoint" not in str(status_error(404, {}, "NoSuchKey", "The key does not exist."))
