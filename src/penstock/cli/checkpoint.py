@@ -27,7 +27,7 @@ checkpoint = typer.Typer(
 )
 
 RunUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="Where the checkpoints of a run lie: s3://bucket/run/, or a directory.")
+    str, typer.Argument(metavar="URL", help="URL of the training run, s3://bucket/run/, or a directory.")
 ]
 
 
@@ -109,23 +109,24 @@ def rm(
     steps: Annotated[list[int] | None, typer.Option("--step", metavar="N", help="Step to remove; repeatable.")] = None,
     after: Annotated[
         int | None,
-        typer.Option("--after", metavar="N", help="Remove all steps after N, to go on from an earlier checkpoint."),
+        typer.Option("--after", metavar="N", help="Remove all steps after N, to continue from an earlier checkpoint."),
     ] = None,
     keep_last: Annotated[
         int | None, typer.Option("--keep-last", metavar="N", help="Remove all but the N newest whole checkpoints.")
     ] = None,
     keep_every: Annotated[
-        int | None, typer.Option("--keep-every", metavar="N", help="With --keep-last: keep steps that N divides, too.")
+        int | None, typer.Option("--keep-every", metavar="N", help="With --keep-last: also keep multiples of N.")
     ] = None,
-    debris: Annotated[bool, typer.Option("--debris", help="Remove what saves left that were killed.")] = False,
+    debris: Annotated[bool, typer.Option("--debris", help="Remove files that killed saves left behind.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Remove checkpoints below URL: given steps, those after a step, all but the newest, or what killed saves left.
+    """Remove checkpoints below URL: given steps, those after a step, all but the newest, or files of killed saves.
 
-    The file that makes a checkpoint valid is removed first, so that none is ever half there. --keep-last never removes the
-    newest checkpoint that is whole. On a terminal, the command asks first; elsewhere, --yes is needed.
+    The file that commits a checkpoint is removed first, so a checkpoint that is partly removed is never taken for a whole
+    one. --keep-last never removes the newest whole checkpoint. On a terminal, the command asks first; elsewhere, --yes is
+    needed.
 
     For example:
 
@@ -136,14 +137,17 @@ def rm(
     """
     from penstock.checkpoints import Checkpoints
 
+    if keep_every is not None and keep_last is None:
+        raise ConfigError("--keep-every needs --keep-last", hint="--keep-last 3 --keep-every 10000")
     ways = [steps, after is not None, keep_last is not None, debris]
     if sum(map(bool, ways)) != 1:
-        raise ConfigError("name what to remove by exactly one of --step, --after, --keep-last and --debris")
-    if keep_every is not None and keep_last is None:
-        raise ConfigError("--keep-every needs --keep-last")
+        raise ConfigError(
+            "name what to remove by exactly one of --step, --after, --keep-last and --debris",
+            hint="--keep-last 3 removes all but the three newest",
+        )
     with Checkpoints(url, **connection.options()) as checkpoints:
         if debris:
-            _confirm(f"Remove what killed saves left below {url}?", yes=yes)
+            _confirm(f"Remove the files of killed saves below {url}?", yes=yes)
             _report_removed([str(each.save_id) for each in checkpoints.remove_debris()], "save_id", as_json=as_json)
             return
         if keep_last is not None:
@@ -212,7 +216,7 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("this removes checkpoints, and there is no terminal to ask on", hint="--yes confirms it")
+        raise ConfigError("there is no terminal on which to ask for confirmation", hint="pass --yes")
     try:
         confirmed = typer.confirm(question, err=True)
     except typer.Abort:  # the end of the input

@@ -139,12 +139,20 @@ def test_rm_of_debris(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--step", "10", "--debris"], ["--keep-every", "2"], ["--step", "10", "--keep-every", "2"]]
+    ("arguments", "message"),
+    [
+        ([], "exactly one of --step"),
+        (["--step", "10", "--debris"], "exactly one of --step"),
+        (["--keep-every", "2"], "--keep-every needs --keep-last. Hint: --keep-last 3"),
+        (["--step", "10", "--keep-every", "2"], "--keep-every needs --keep-last"),
+    ],
 )
-def test_rm_must_be_told_what(url: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_must_be_told_what(
+    url: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No way, or two ways, to name what goes is an error, and nothing is removed."""
     assert run(["checkpoint", "rm", "--yes", *arguments, f"{url}/"]) == 1
-    assert "--" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert steps_of(url) == [10, 20, 30, 40]
 
 
