@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock import compose
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.checkpoints.directory import CheckpointInfo, Verification
     from penstock.checkpoints.markers import SaveMarker
     from penstock.store import Store
+
+
+_log = logging.getLogger("penstock.checkpoints")
 
 
 class Checkpoints:
@@ -94,11 +98,17 @@ class Checkpoints:
     def newest(self) -> CheckpointInfo | None:
         """Return the newest checkpoint that is whole, or was committed by a writer without manifests; None if there is none.
 
+        A warning in the log names each damaged one that is passed over.
+
         Cost: a listing of the run, and a listing and a request for each step from the newest to the one returned.
         """
         for step in reversed(self.steps()):
             if (info := self.inspect(step)).usable:
                 return info
+            if info.status == "damaged":
+                _log.warning(
+                    "The checkpoint of step %d is damaged, so an earlier one is looked for: %s", step, info.problem
+                )
         return None
 
     def find(self, step: int | None = None) -> CheckpointInfo:

@@ -136,7 +136,7 @@ def test_the_url_may_be_a_checkpoint(run: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "longer"])
-def test_a_file_of_another_size(run: Checkpoints, damage: str) -> None:
+def test_a_file_of_another_size(run: Checkpoints, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """A missing, truncated or longer file makes the checkpoint damaged, names the file, and an earlier one is the newest."""
     save(run, 1)
     name = "step-0000000002/" + save(run, 2)[1].name
@@ -148,6 +148,8 @@ def test_a_file_of_another_size(run: Checkpoints, damage: str) -> None:
     assert info.status == "damaged"
     assert name in str(info.problem)
     assert run.newest().step == 1  # type: ignore[union-attr]
+    assert "step 2 is damaged" in caplog.text
+    assert name in caplog.text
     with pytest.raises(CheckpointError, match="step 2 is damaged"):
         run.find(2)
     found = run.verify(2)
