@@ -17,6 +17,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.crc32 import crc32
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX
@@ -275,7 +276,7 @@ def _value(member: Member, spans: Sequence[ByteRange], views: Sequence[memoryvie
     if len(data) != member.stored_bytes:
         raise ValueError(f"{member.name!r} of {member.stored_bytes} bytes does not fit into {len(local)}")
     value = _decompress(member, data)
-    if len(value) != member.size_bytes or zlib.crc32(value) != member.crc:
+    if len(value) != member.size_bytes or crc32(value) != member.crc:
         raise ValueError(f"{member.name!r} of {len(value)} bytes does not have its length or its CRC-32")
     return value
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.config import KIB
+from penstock.crc32 import crc32
 from penstock.images.codecs import PNG_END, PNG_FRAME_BYTES, decode_by_opencv
 from penstock.images.geometry import Size
 
@@ -50,7 +51,7 @@ def rgb_pixels_of_many(pictures: Sequence[bytes]) -> NDArray[np.uint8] | None:
         return None
     start, width, height, *form, head_crc = _HEAD.unpack(head)
     row_bytes = 1 + 3 * width
-    is_known = start == _START and tuple(form) == _RGB and zlib.crc32(head[12:29]) == int.from_bytes(head_crc, "big")
+    is_known = start == _START and tuple(form) == _RGB and crc32(head[12:29]) == int.from_bytes(head_crc, "big")
     if not is_known or not 0 < height * row_bytes <= PICTURE_BYTES_MAX or not width:
         return None
     size = Size(height, width)
@@ -77,7 +78,7 @@ def _inflated(pictures: Sequence[bytes], size: Size) -> list[bytes] | None:
     size_bytes = size.height * (1 + 3 * size.width)
     above = bytes(1 + 3 * size.width)
     rows: list[bytes] = []
-    crc32, inflater, number = zlib.crc32, zlib.decompressobj, int.from_bytes
+    inflater, number = zlib.decompressobj, int.from_bytes
     for picture in pictures:
         view = memoryview(picture)
         if crc32(view[37:-16]) != number(picture[-16:-12], "big"):
@@ -115,7 +116,7 @@ def _stored_png(rows: list[bytes], size: Size) -> bytes:
 
 
 def _chunk(kind: bytes, *parts: bytes) -> list[bytes]:
-    crc = zlib.crc32(kind)
+    crc = crc32(kind)
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return [struct.pack(">I", sum(map(len, parts))), kind, *parts, struct.pack(">I", crc)]

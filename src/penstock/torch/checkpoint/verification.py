@@ -8,11 +8,11 @@ be verified without reading it again.
 from __future__ import annotations
 
 import base64
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.crc import combined_crc, sample_crc
+from penstock.crc32 import crc32
 from penstock.errors import CheckpointError, ChecksumError, ObjectChangedError
 from penstock.store import checksums
 from penstock.store.inflight import InFlight
@@ -74,7 +74,7 @@ class _StorageVerifier:
         end = start + len(data)
         while self._waiting and (storage := self._waiting[-1]).start < end:
             piece = data[max(storage.start, start) - start : min(storage.end, end) - start]
-            self._crc = zlib.crc32(piece, self._crc)
+            self._crc = crc32(piece, self._crc)
             if storage.end > end:
                 return
             self._waiting.pop()
