@@ -37,9 +37,9 @@ PARTS_PER_STEP = 75
 """Parts grow by one ``part_bytes`` every 75 parts, so that 10 000 of them hold S3's largest object of 5 TiB; the last parts
 have 1 GiB."""
 
-REQUESTS_MIN = 4
-"""Parts in flight per writer at first. More are sent while the writer has to wait for them and that makes it faster; a caller
-that computes all the time, as ``torch.save`` does, needs no more."""
+REQUESTS_MIN = 8
+"""Parts in flight per writer at first, which is what hides latency from a caller that computes all the time, as ``torch.save``
+does. More are sent while the writer has to wait for them and that makes it faster."""
 
 REQUESTS_MAX = 24
 """The most parts in flight per writer: 192 MiB of the first ones, and 1.6 GB/s at 90 MB/s per connection and 30 ms."""

@@ -63,7 +63,7 @@ class Writer(CommitOnExit, io.RawIOBase):
     Attributes:
         info: The stored object; None until ``close()`` has returned.
 
-    Cost: Memory for the part that is being filled and those in flight: 4 at first, and up to 24 if the writer has to wait for
+    Cost: Memory for the part that is being filled and those in flight: 8 at first, and up to 24 if the writer has to wait for
         them and more are faster, but never more than 256 MiB of several parts. Objects smaller than one part are one
         request, at ``close()``.
     """

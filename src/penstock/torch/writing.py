@@ -87,7 +87,7 @@ def checkpoint_writer(
     Raises:
         ConfigError: The URL does not name an object, or an option is invalid.
 
-    Cost: The memory of ``penstock.store.Writer``: parts are uploaded, 4 to 24 at a time, while ``torch.save`` writes.
+    Cost: The memory of ``penstock.store.Writer``: parts are uploaded, 8 to 24 at a time, while ``torch.save`` writes.
     """
     root, key = split_file(url)
     return CheckpointWriter(compose.connect(root, **options), key, part_bytes=part_bytes, if_absent=if_absent)

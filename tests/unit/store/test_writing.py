@@ -111,10 +111,10 @@ class _Delayed:
 
 
 def test_more_parts_are_sent_to_a_distant_store(memory):
-    """If the writer waits for answers, and more parts in flight are faster, their number grows; at first there are 4."""
+    """If the writer waits for answers, and more parts in flight are faster, their number grows from that of the beginning."""
     core = _Distant(memory)
     with Writer(core, "k", part_bytes=1_000_000) as writer:
-        for _ in range(5):
+        for _ in range(upload.REQUESTS_MIN + 1):
             writer.write(bytes(1_000_000))
         assert core.parts_count_max == upload.REQUESTS_MIN
         for _ in range(100):

@@ -20,6 +20,7 @@ from penstock.fetch import PlanItem
 from penstock.fetch.plan import COPIED_BYTES_MAX
 from penstock.torch.checkpoint.archive import HEADER_BYTES, ZIP_HEAD, Archive, PlainFileError, check_header
 from penstock.torch.checkpoint.object_file import ObjectFile
+from penstock.torch.checkpoint.prefaulting import Prefaulting
 from penstock.torch.checkpoint.verification import FileVerifier, choose_verifier
 from penstock.torch.writing import checkpoint_writer, split_file
 from penstock.tracebacks import boundary
@@ -255,10 +256,12 @@ def _view(tensor: torch.Tensor) -> memoryview:
 
 
 def _mapped(length_bytes: int) -> torch.Tensor:
-    """Return uint8[length_bytes] in memory of its own, in large pages: clearing small ones costs as much as receiving."""
+    """Return uint8[length_bytes] in memory of its own, which is given back as soon as the tensor is gone.
+
+    It has small pages. Huge ones are a little cheaper where the system has them ready, and several times as expensive where
+    it has to collect them first or, in a virtual machine, to get them from the host (docs/development/experiments.md).
+    """
     owner = mmap_module.mmap(-1, length_bytes, flags=mmap_module.MAP_PRIVATE | mmap_module.MAP_ANONYMOUS)
-    if hasattr(mmap_module, "MADV_HUGEPAGE"):
-        owner.madvise(mmap_module.MADV_HUGEPAGE)
     return torch.frombuffer(owner, dtype=torch.uint8)
 
 
@@ -282,7 +285,7 @@ def _fill_once(
 
     landed = [False] * len(pieces)
     verified_count = 0
-    with store.read_into(requests()) as indexes:
+    with Prefaulting([view for _, view in pieces]), store.read_into(requests()) as indexes:
         for index in indexes:
             landed[index] = True
             while verified_count < len(pieces) and landed[verified_count]:
