@@ -137,7 +137,7 @@ def measure(options: Any, name: str, network: str) -> None:
         question = f"{name} of {tensors * TENSOR_BYTES / 1e9:.1f} GB, {network}"
         run = Run(question, origin, taking_part, METRICS, options.turns(5, 1))
         with run:
-            run.turns(case.turn, warm=case.turn)
+            run.turns(case.turn, warm=case.turn, touched_bytes=2 * tensors * TENSOR_BYTES)
         run.report(case.rows(run), case=name, network=network, cores=os.cpu_count(), **settings)
 
 

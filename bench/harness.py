@@ -71,6 +71,15 @@ def memory_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def touch_memory(size_bytes: int) -> None:
+    """Have a process write to this much memory and end.
+
+    A virtual machine gives free memory back to its host after two seconds, and pays a second or two per GB to get it again.
+    Without this, clients that take much memory are measured by how long ago another one gave as much free.
+    """
+    subprocess.run([sys.executable, "-c", "import sys; b'1' * int(sys.argv[1])", str(size_bytes)], check=True)
+
+
 @contextmanager
 def objects(sizes: dict[str, tuple[int, int]]) -> Iterator[Path]:
     """Create a root folder in memory with one bucket of random objects, {prefix: (count, bytes each)}; removed at the end."""
@@ -190,8 +199,17 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def turns(self, measure: Callable[[Any], dict[str, Any]], *, warm: Callable[[Any], object] | None = None) -> None:
-        """Call `measure(client)` for each client in turn, `repetitions` times, after one uncounted `warm` for each."""
+    def turns(
+        self,
+        measure: Callable[[Any], dict[str, Any]],
+        *,
+        warm: Callable[[Any], object] | None = None,
+        touched_bytes: int = 0,
+    ) -> None:
+        """Call `measure(client)` for each client in turn, `repetitions` times, after one uncounted `warm` for each.
+
+        `touched_bytes` is how much memory every client finds ready at the beginning of its turn; see ``touch_memory``.
+        """
         self.answers = {client.name: [] for client in self.clients}
         for client in list(self.clients):
             if warm and not isinstance(client, Wrk):
@@ -200,6 +218,7 @@ class Run:
         for turn in range(self.repetitions):
             for client in list(self.clients):
                 with self._sitting_out(client):
+                    touch_memory(touched_bytes)
                     self.answers[client.name].append(measure(client))
                     print(f"{self.question}: turn {turn + 1} of {self.repetitions}: {client.name}", file=sys.stderr)
 
