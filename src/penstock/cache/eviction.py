@@ -100,8 +100,9 @@ class Evictor:
                     self._directory.leases.release(_LEASE)
         if self._counted(sizes_bytes):
             return True
-        if self._directory.free_bytes(self._config.free_ratio_min) < sum(sizes_bytes.values()):
-            self._directory.failures.warn_of_space(self._config.free_ratio_min)
+        ratio = self._config.free_ratio_min
+        if ratio and self._directory.free_bytes(ratio) < sum(sizes_bytes.values()):
+            self._directory.failures.warn_of_space(ratio)
         return False
 
     def _counted(self, sizes_bytes: Mapping[int, int]) -> bool:

@@ -37,9 +37,8 @@ PARTS_PER_STEP = 75
 """Parts grow by one ``part_bytes`` every 75 parts, so that 10 000 of them hold S3's largest object of 5 TiB; the last parts
 have 1 GiB."""
 
-REQUESTS_MIN = 8
-"""Parts in flight per writer at first, which is what hides latency from a caller that computes all the time, as ``torch.save``
-does. More are sent while the writer has to wait for them and that makes it faster."""
+REQUESTS_MIN = 4
+"""Parts in flight per writer at first. More are sent while the writer has to wait for them and that makes it faster."""
 
 REQUESTS_MAX = 24
 """The most parts in flight per writer: 192 MiB of the first ones, and 1.6 GB/s at 90 MB/s per connection and 30 ms."""
@@ -186,12 +185,13 @@ class Upload:
         core: The store.
         key: Key of the object.
         if_absent: Whether to refuse to replace an object.
+        requests_min: Parts in flight at first.
 
     Attributes:
         started: Whether something was sent, so that there is something to commit or to drop.
     """
 
-    def __init__(self, core: Core, key: Key, *, if_absent: bool) -> None:
+    def __init__(self, core: Core, key: Key, *, if_absent: bool, requests_min: int = REQUESTS_MIN) -> None:
         self._core = core
         self._key = key
         self._if_absent = if_absent
@@ -202,7 +202,7 @@ class Upload:
         self.upload_id: str | None = None  # the store's name of the upload; None before the first part
         self.started = False
         self._pending_bytes = 0
-        self._window = Window(limit=REQUESTS_MIN, limit_min=1, limit_max=REQUESTS_MAX)
+        self._window = Window(limit=requests_min, limit_min=1, limit_max=REQUESTS_MAX)
         self._memory: dict[int, memoryview] = {}  # memory of the parts in flight, to be used again
         self._spare: list[memoryview] = []
         self._lengths: list[int] = []

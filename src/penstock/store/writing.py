@@ -18,7 +18,7 @@ from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.inflight import InFlight
-from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, complete, drop, write
+from penstock.store.upload import PART_BYTES, PARTS_MAX, REQUESTS_MIN, Upload, complete, drop, write
 from penstock.store.waiting import perform
 from penstock.tracebacks import boundary
 from penstock.types import (
@@ -63,10 +63,12 @@ class Writer(CommitOnExit, io.RawIOBase):
     Attributes:
         info: The stored object; None until ``close()`` has returned.
 
-    Cost: Memory for the part that is being filled and those in flight: 8 at first, and up to 24 if the writer has to wait for
+    Cost: Memory for the part that is being filled and those in flight: 4 at first, and up to 24 if the writer has to wait for
         them and more are faster, but never more than 256 MiB of several parts. Objects smaller than one part are one
         request, at ``close()``.
     """
+
+    _requests_min = REQUESTS_MIN
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
         self._state = "failed"  # what a constructor that raises leaves behind
@@ -78,7 +80,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._part_bytes = part_bytes
         self._if_absent = if_absent
         self._made_in = forks.generation()
-        self._upload = Upload(core, key, if_absent=if_absent)
+        self._upload = Upload(core, key, if_absent=if_absent, requests_min=self._requests_min)
         self._memory = memoryview(b"")  # of the part that is being filled
         self._filled = 0
         self._position = 0

@@ -28,6 +28,9 @@ class CheckpointWriter(Writer):
     ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
     """
 
+    _requests_min = 8
+    """``torch.save`` computes between the parts, and rarely waits for them, so their number would hardly grow."""
+
     MADE_BY: ClassVar[str] = "ps.torch.checkpoint_writer(url)"
     """The call that the user made, for the warning."""
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -250,9 +251,16 @@ def test_a_warm_cache_answers_without_a_request_or_a_thread(
         data = (SMALL | LARGE)[node.info.key]
         file = files.open_file(node)
         for offset in range(0, len(data), MIB):
-            results: list[Any] = []
-            file.read(offset, MIB, results.append)
-            assert b"".join(results[0]) == data[offset : offset + MIB]
+            for _ in range(
+                3
+            ):  # the system may have taken back the pages of the cache's files; the first read brings them
+                results: SimpleQueue[Any] = SimpleQueue()
+                file.read(offset, MIB, results.put)
+                is_given_at_once = not results.empty()
+                assert b"".join(results.get(timeout=30)) == data[offset : offset + MIB]
+                if is_given_at_once:
+                    break
+            assert is_given_at_once
         file.close()
     assert len(faulty.requests) == before
     files.close()
