@@ -64,7 +64,7 @@ def listed_entries(base: str, infos: Iterable[ObjectInfo], *, withdirs: bool) ->
 
     Args:
         base: Beginning of all paths of the store.
-        infos: What the store has listed.
+        infos: Objects and prefixes as the store lists them, in any number.
         withdirs: Whether to return directories, too, even the listed one if it has a marker.
     """
     entries = []

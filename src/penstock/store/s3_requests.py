@@ -82,7 +82,7 @@ class S3Options:
         docs/decisions/0017-unsigned-payloads.md gives the reasons.
 
         Args:
-            body: What is sent.
+            body: Body of the request, uint8[any length].
             headers: The other headers of the request, as lines ``Name: value``.
             over_tls: Whether the connection is encrypted.
         """
