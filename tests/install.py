@@ -1,6 +1,6 @@
 """Installs the built wheel as a user would, in clean environments: without extras, then with each extra.
 
-Run it as ``python tests/install.py dist/penstock-0.1.0-py3-none-any.whl``, or by ``make package``. In each environment a
+Run it as ``python tests/install.py dist/penstock_data-0.1.0-py3-none-any.whl``, or by ``make package``. In each environment a
 small program uses what was installed. ``--only torch,crt`` chooses extras.
 """
 
@@ -160,7 +160,7 @@ def main() -> None:
                 text=True,
             ).stdout
             assert project["version"] in told, told
-        print(f"penstock[{extra}]: installed and used, {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"penstock-data[{extra}]: installed and used, {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import html
 import json
 import posixpath
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from penstock.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -32,16 +33,11 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={0}/"><a href="{0}/">{0}</a>\n'
 
 
-def version() -> str:
-    """The version that pyproject.toml states."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
-
-
 def on_config(config: Any) -> Any:
     """Build into a folder that is named after the version."""
-    if not config.site_dir.endswith(version()):
-        config.site_dir = str(Path(config.site_dir) / version())
-    config.copyright = f"penstock {version()}, Apache License 2.0"
+    if not config.site_dir.endswith(__version__):
+        config.site_dir = str(Path(config.site_dir) / __version__)
+    config.copyright = f"penstock {__version__}, Apache License 2.0"
     return config
 
 

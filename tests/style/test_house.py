@@ -69,8 +69,15 @@ def test_modules_are_short() -> None:
 
 
 def test_hints_can_be_pasted() -> None:
-    """``pip install 'penstock[extra]'`` has its quotes: without them zsh takes the brackets for a pattern."""
-    assert [shown(path) for path in SOURCES if "pip install penstock[" in path.read_text()] == []
+    """No hint installs a stranger's ``penstock``; brackets are in quotes, because zsh takes bare ones for a pattern."""
+    wrong = re.compile(r"\bpenstock(?=\[\w+[],])|pip install (?:-\S+ )*'?penstock(?!-data\b)\b|install penstock-data\[")
+    found = [
+        f"{shown(path)}: {match[0]}"
+        for path in tracked("*.py", "*.md", "*.toml", "deploy/*", "Makefile")
+        if path != Path(__file__)
+        for match in wrong.finditer(path.read_text())
+    ]
+    assert found == []
 
 
 def test_nothing_is_unfinished() -> None:
@@ -115,7 +122,7 @@ def test_links_of_the_documentation_resolve() -> None:
     assert broken == []
 
 
-NAMED_FILE = re.compile(r"\b(?:docs|bench|tests|examples)/[\w./-]+\.(?:md|py)\b")
+REFERRED_FILE = re.compile(r"\b(?:docs|bench|tests|examples)/[\w./-]+\.(?:md|py)\b")
 
 
 def test_files_that_code_refers_to_exist() -> None:
@@ -123,7 +130,7 @@ def test_files_that_code_refers_to_exist() -> None:
     missing = []
     for path in [*SOURCES, *TESTS, *tracked("bench/*.py")]:
         missing += [
-            f"{shown(path)}: {name}" for name in NAMED_FILE.findall(path.read_text()) if not (ROOT / name).exists()
+            f"{shown(path)}: {name}" for name in REFERRED_FILE.findall(path.read_text()) if not (ROOT / name).exists()
         ]
     assert missing == []
 
@@ -136,7 +143,15 @@ def anchors_of(page: Path) -> set[str]:
 
 def test_files_that_pages_name_exist() -> None:
     """A Python file that a page of the documentation names is there, relative to the repository or to the package."""
-    roots = [ROOT, ROOT / "src/penstock", ROOT / "bench", ROOT / "examples", ROOT / "tests", ROOT / "src"]
+    roots = [
+        ROOT,
+        ROOT / "src/penstock",
+        ROOT / "src/penstock/gateway",
+        ROOT / "bench",
+        ROOT / "examples",
+        ROOT / "tests",
+        ROOT / "src",
+    ]
     missing = []
     for page in tracked("docs/*.md", "CONTRIBUTING.md", "bench/*.md", "tests/README.md"):
         for name in NAMED_FILE.findall(page.read_text()):

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
+from penstock.version import DISTRIBUTION
 
 NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
@@ -48,9 +50,10 @@ def test_public_names_are_complete() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    """``penstock.__version__`` is the version in ``pyproject.toml``."""
+    """The distribution has a name of its own, since ``penstock`` is another project, and the version of the import."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert ps.__version__ == project["version"]
+    assert project["name"] == DISTRIBUTION == "penstock-data"
+    assert version(DISTRIBUTION) == ps.__version__
 
 
 def test_unknown_names_are_attribute_errors() -> None:
@@ -70,7 +73,7 @@ except ImportError as error:
     print(type(error).__name__, error.name, error)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("ModuleNotFoundError torch penstock.torch needs PyTorch")
-    assert "pip install 'penstock[torch]'" in done.stdout
+    assert "pip install 'penstock-data[torch]'" in done.stdout
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/train/", "s3:bucket", "https:/host/key"])

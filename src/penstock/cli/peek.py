@@ -16,6 +16,7 @@ from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import printable
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -171,7 +172,7 @@ def _pillow() -> Any:
     try:
         return import_module("PIL.Image"), import_module("PIL.ImageDraw")
     except ImportError as error:
-        raise ConfigError("a contact sheet needs Pillow", hint="pip install 'penstock[image]'") from error
+        raise ConfigError("a contact sheet needs Pillow", hint=install_hint("image")) from error
 
 
 def _tile(data: bytes) -> Any:

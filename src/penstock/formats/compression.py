@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.parsing import OnCorrupt, ShardParser
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,7 +249,7 @@ class Unzstd:
         try:
             import zstandard
         except ImportError:
-            raise ConfigError("reading zstd needs the package zstandard", hint="pip install 'penstock[zstd]'") from None
+            raise ConfigError("reading zstd needs the package zstandard", hint=install_hint("zstd")) from None
         self._error: type[Exception] = zstandard.ZstdError
         self._context = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
         self._frame: Any = None

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import ConfigError
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ class Zstd:
         try:
             zstandard = import_module("zstandard")
         except ImportError as error:
-            raise ConfigError("zstd needs zstandard", hint="pip install 'penstock[zstd]'") from error
+            raise ConfigError("zstd needs zstandard", hint=install_hint("zstd")) from error
         self._stream: Any = zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj()
 
     def compress(self, data: Buffer) -> bytes:

@@ -24,6 +24,7 @@ from penstock.formats.thrift import Struct, read_struct
 from penstock.ranges import REQUEST_COST_BYTES, merged_spans
 from penstock.raw_file import RawFile
 from penstock.types import ByteRange
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Sequence
@@ -100,9 +101,7 @@ class ParquetReader(ShardReader):
             self._parquet: Any = import_module("pyarrow.parquet")
             self._table: Any = import_module("penstock.formats.arrow_values")
         except ImportError:
-            raise ConfigError(
-                "reading Parquet needs the package pyarrow", hint="pip install 'penstock[parquet]'"
-            ) from None
+            raise ConfigError("reading Parquet needs the package pyarrow", hint=install_hint("parquet")) from None
         self._metadata: Any = None
         self._columns: list[str] = []  # names of the top-level columns to read
         self._key_column: str | None = None

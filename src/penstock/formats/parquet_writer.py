@@ -14,6 +14,7 @@ from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.types import ByteRange
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,7 +99,7 @@ class ParquetWriter:
             self._pyarrow = import_module("pyarrow")
             self._parquet = import_module("pyarrow.parquet")
         except ImportError as error:
-            raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
+            raise ConfigError("Parquet needs pyarrow", hint=install_hint("parquet")) from error
         self._sink = ByteSink(write)
         self._schema: Any = None
         self._writer: Any = None

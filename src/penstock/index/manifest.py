@@ -17,6 +17,7 @@ from penstock.compose import folder_of
 from penstock.errors import ConfigError, DataError
 from penstock.redaction import public_url
 from penstock.types import strong_etag
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -293,6 +294,4 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError(
-            "Parquet needs pyarrow", hint="pip install 'penstock[parquet]', or write JSON lines"
-        ) from error
+        raise ConfigError("Parquet needs pyarrow", hint=f"{install_hint('parquet')}, or write JSON lines") from error

@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -290,7 +291,7 @@ def _image(value: Any, field: str) -> bytes:
         try:
             image_of = import_module("PIL.Image").fromarray
         except ImportError as error:
-            raise ConfigError("writing images needs Pillow", hint="pip install 'penstock[image]'") from error
+            raise ConfigError("writing images needs Pillow", hint=install_hint("image")) from error
         value = image_of(value)
     out = io.BytesIO()
     value.save(out, format=_IMAGES[extension])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, DataError
 from penstock.pack.fields import FieldSpec
 from penstock.redaction import public_url
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from penstock.types import Buffer
@@ -72,7 +73,7 @@ def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
     try:
         from penstock.formats.arrow_values import rows_of_table
     except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
+        raise ConfigError("Parquet needs pyarrow", hint=install_hint("parquet")) from error
     try:
         return rows_of_table(data)
     except ValueError as error:

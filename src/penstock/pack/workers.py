@@ -20,6 +20,7 @@ from penstock.fetch import set_process_budget
 from penstock.pack.recipes import WriteContext
 from penstock.pack.verification import check_shard
 from penstock.pack.written_formats import FORMATS_WRITTEN
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ class ExecutionOptions:
         if self.executor not in ("threads", "ray"):
             raise ConfigError(f"executor={self.executor!r} must be 'threads' or 'ray'")
         if self.executor == "ray" and find_spec("ray") is None:
-            raise ConfigError("executor='ray' needs Ray", hint="pip install 'penstock[ray]'")
+            raise ConfigError("executor='ray' needs Ray", hint=install_hint("ray"))
         if self.address is not None and self.executor != "ray":
             raise ConfigError(f"address={self.address!r} needs executor='ray'", hint="executor='ray'")
         if self.jobs is not None:

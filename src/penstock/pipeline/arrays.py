@@ -112,7 +112,7 @@ def _read_npy(data: memoryview, *, allow_pickle: bool) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Audio(Field):
-    """A recording in WAV, FLAC, Ogg, MP3 or another format that soundfile reads. Needs the extra ``penstock[audio]``.
+    """A recording in WAV, FLAC, Ogg, MP3 or another format that soundfile reads. Needs the extra ``penstock-data[audio]``.
 
     Its value is ``float32[frames]`` in [-1, 1] for one channel and ``float32[frames, channels]`` for more. Recordings of
     unequal length need ``frames=``, or ``pad=`` or ``ragged=`` in the batch.

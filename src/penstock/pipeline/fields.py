@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from penstock.buffers import is_typed
 from penstock.errors import ConfigError
 from penstock.tracebacks import function_name
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ class Field(ABC):
             if find_spec(module) is None:
                 raise ConfigError(
                     f"{self!r} decodes with the module {module!r}, which is not installed",
-                    hint=f"pip install 'penstock[{self.EXTRA}]'",
+                    hint=install_hint(self.EXTRA),
                 )
 
     @abstractmethod

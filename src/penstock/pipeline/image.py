@@ -33,7 +33,7 @@ def _is_interval(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Image(Field):
-    """A picture in JPEG, PNG, WebP or another format that Pillow reads. Needs the extra ``penstock[image]``.
+    """A picture in JPEG, PNG, WebP or another format that Pillow reads. Needs the extra ``penstock-data[image]``.
 
     Its value is ``uint8[H, W, 3]``, or ``uint8[H, W]`` with ``mode="L"``. With `height` and `width`, every picture is
     resized to them. Without, all pictures must have the size of the first one, or be padded or ragged in the batch.

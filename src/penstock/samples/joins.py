@@ -15,6 +15,7 @@ from penstock import bindings, compose
 from penstock.errors import ConfigError, DecodeError
 from penstock.pipeline import Objects, Pipeline, Shards
 from penstock.redaction import public_url
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -138,7 +139,7 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
         from penstock.formats.arrow_values import rows_of_table
     except ImportError:
         raise ConfigError(
-            "a Parquet table needs pyarrow, which is not installed", hint="pip install 'penstock[parquet]'"
+            "a Parquet table needs pyarrow, which is not installed", hint=install_hint("parquet")
         ) from None
     return rows_of_table(data)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.crc32 import crc32
 from penstock.errors import ChecksumError
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -163,7 +164,7 @@ def encode(name: str, data: Buffer) -> str:
     """
     fresh = hasher(name)
     if fresh is None:
-        raise ChecksumError(f"{name} cannot be computed here", hint="pip install 'penstock[crt]'")
+        raise ChecksumError(f"{name} cannot be computed here", hint=install_hint("crt"))
     fresh.update(data)
     return text(fresh)
 

@@ -1,7 +1,7 @@
 """``FsspecStore``: any file system that fsspec knows, as a store: ``gs://``, ``az://``, ``hf://``, ``sftp://``, ...
 
-Only this module imports fsspec (extra ``penstock[fsspec]``), when such a store is made. Its blocking calls run on a bounded
-pool of threads. Some promises are weaker than those of other stores:
+Only this module imports fsspec (extra ``penstock-data[fsspec]``), when such a store is made. Its blocking calls run on a
+bounded pool of threads. Some promises are weaker than those of other stores:
 
 - *A version is pinned* by the ETag, checksum or version that the file system reports, or else by size and modification time.
 - *Objects are written* whole, by ``pipe_file``, and become visible when the file system makes them so. ``if_absent`` looks
@@ -28,6 +28,7 @@ from penstock.redaction import public_url
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,7 +220,7 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"{protocol}:// URLs need fsspec", hint="pip install 'penstock[fsspec]'") from error
+        raise ConfigError(f"{protocol}:// URLs need fsspec", hint=install_hint("fsspec")) from error
     try:
         files, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:

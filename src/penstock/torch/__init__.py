@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from penstock.lazy import lazy_getattr
+from penstock.version import install_hint
 
 try:
     from penstock.torch import checkpoint
@@ -17,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    text = "penstock.torch needs PyTorch. Hint: pip install 'penstock[torch]'"
+    text = f"penstock.torch needs PyTorch. Hint: {install_hint('torch')}"
     # Not ConfigError: code that tries imports catches ImportError.
     raise ModuleNotFoundError(text, name="torch") from error
 

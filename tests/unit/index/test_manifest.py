@@ -43,7 +43,7 @@ def test_parquet_in_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyarrow, the error names the package to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"penstock\[parquet\]"):
+    with pytest.raises(ConfigError, match=r"penstock-data\[parquet\]"):
         write_manifest([], io.BytesIO(), base_url="s3://b/", format="parquet")
     with pytest.raises(ConfigError, match="pyarrow"):
         read_manifest(b"PAR1....", url=URL)

@@ -42,7 +42,7 @@ def test_what_other_machines_need_pickles() -> None:
 def test_ray_is_an_extra(tmp_path: Path) -> None:
     """Without Ray, the error names the package to install, and nothing is written."""
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"needs Ray\. Hint: pip install 'penstock\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"needs Ray\. Hint: pip install 'penstock-data\[ray\]'"):
         pack(f"{tmp_path}/a.txt", tmp_path / "out", executor="ray")
     assert not (tmp_path / "out").exists()
 

@@ -165,7 +165,7 @@ def test_masks_have_names_of_their_own(names: tuple[str, ...]) -> None:
 def test_image_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Pillow is missing the error says what to install."""
     monkeypatch.setattr("penstock.pipeline.fields.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"penstock\[image\]"):
+    with pytest.raises(ConfigError, match=r"penstock-data\[image\]"):
         ps.Image("jpg").require()
     ps.Integer("cls").require()
 

@@ -24,7 +24,7 @@ def test_without_fsspec_the_extra_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ConfigError, match=r"penstock\[fsspec\]"):
+    with pytest.raises(ConfigError, match=r"penstock-data\[fsspec\]"):
         FsspecStore("memory://x")
 
 

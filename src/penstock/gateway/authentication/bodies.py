@@ -23,6 +23,7 @@ from penstock.gateway.authentication.chunks import ChunkDecoder
 from penstock.gateway.objects import S3Error
 from penstock.store.checksums import ALGORITHMS, Hasher, hasher
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -301,7 +302,7 @@ def _computed(algorithm: str) -> Hasher:
         raise S3Error("InvalidRequest", f"The checksum algorithm {algorithm[:32]!r} is not supported.", status=400)
     fresh = hasher(algorithm)
     if fresh is None:
-        what = f"{algorithm} cannot be verified here. Send CRC32C, or have the gateway installed with penstock[crt]."
+        what = f"{algorithm} cannot be verified here. Send CRC32C. The gateway's host needs: {install_hint('crt')}"
         raise S3Error("NotImplemented", what, status=501)
     return fresh
 

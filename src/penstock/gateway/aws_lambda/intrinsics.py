@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB
 from penstock.errors import ConfigError
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ def read_template(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise ConfigError("reading SAM templates needs PyYAML", hint="pip install 'penstock[gateway]'") from error
+        raise ConfigError("reading SAM templates needs PyYAML", hint=install_hint("gateway")) from error
 
     class TemplateLoader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
         """Makes an ``Intrinsic`` of each tag that begins with an exclamation mark."""

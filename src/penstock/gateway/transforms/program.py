@@ -24,6 +24,7 @@ from penstock.gateway.transforms.reading import PipedReader
 from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
 from penstock.pack.fingerprint import digest_of, function_digest
 from penstock.tracebacks import function_name
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -105,7 +106,7 @@ def callable_program(
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
         raise ConfigError(
-            "a transform that is given as a function needs cloudpickle", hint="pip install 'penstock[gateway]'"
+            "a transform that is given as a function needs cloudpickle", hint=install_hint("gateway")
         ) from None
     try:
         pickled = cloudpickle.dumps(function)

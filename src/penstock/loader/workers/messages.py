@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.tracebacks import is_full
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -320,7 +321,7 @@ def pickled_by_value(message: Any) -> bytes:
     except ImportError:
         raise ConfigError(
             "processes= sends the pipeline's functions to its workers by cloudpickle, which is not installed",
-            hint="pip install 'penstock[processes]'",
+            hint=install_hint("processes"),
         ) from None
     main = sys.modules.get("__mp_main__")  # in a process that `spawn` or `forkserver` started: no worker can import it
     if main is not None and main.__name__ == "__mp_main__":
