@@ -26,6 +26,8 @@ from penstock.store.waiting import perform
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.store.checksums import Hasher
     from penstock.types import Buffer, Completion, Core, Key
 
@@ -149,24 +151,25 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
         except StoreError:
             raise error from None
         info = found.info
-        ours = info is not None and ((claim and found.value == claim) or _is_etag_of(info.etag or "", operation.parts))
-        if info is None or info.size_bytes != size_bytes or not ours:
+        if info is None or info.size_bytes != size_bytes:
+            raise
+        has_these_parts = (info.etag or "").strip('"').lower() == multipart_etag(part.etag for part in operation.parts)
+        if not (has_these_parts or (claim and found.value == claim)):
             raise
     return ObjectInfo(key, size_bytes) if info is None else info._replace(key=key, size_bytes=size_bytes)
 
 
-def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
-    """Whether `etag` is what S3 gives an object of `parts`: the MD5 of the parts' MD5s, and their number.
+def multipart_etag(part_etags: Iterable[str]) -> str | None:
+    """Return the ETag, without quotes, that S3 gives an object of parts: the MD5 of the parts' MD5s, and their number.
 
-    The number alone would also fit the object's last version, if it had the same size. If the parts have ETags of another
-    kind, as with some encryptions and in some stores, the answer is False.
+    The number alone would also fit another version of the object. If the parts have ETags of another kind, as with some
+    encryptions and in some stores, this returns None.
     """
     try:
-        digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
+        digests = [bytes.fromhex(etag.strip('"')) for etag in part_etags]
     except ValueError:
-        return False
-    digest = hashlib.md5(digests, usedforsecurity=False).hexdigest()
-    return etag.strip('"').lower() == f"{digest}-{len(parts)}"
+        return None
+    return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
 
 
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -399,6 +399,35 @@ def test_what_completing_refuses(client: Any, bucket: str) -> None:
     assert code_of(caught) == ("NoSuchUpload", 404)
 
 
+def test_completing_again_answers_as_before(client: Any, bucket: str) -> None:
+    """A client that lost the answer gets it again, whatever its condition was, as long as the object is that of the upload."""
+    upload = client.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
+    same = {"Bucket": bucket, "Key": "k", "UploadId": upload}
+    etags = [client.upload_part(**same, PartNumber=n, Body=data)["ETag"] for n, data in ((3, PART), (5, b"end"))]
+    parts = [{"PartNumber": n, "ETag": etag} for n, etag in zip((3, 5), etags, strict=True)]
+
+    def complete(parts: list[dict[str, Any]], **more: Any) -> Any:
+        return client.complete_multipart_upload(**{**same, "MultipartUpload": {"Parts": parts}, **more})
+
+    def refusal(parts: list[dict[str, Any]], **more: Any) -> tuple[str, int]:
+        with pytest.raises(ClientError) as caught:
+            complete(parts, **more)
+        return code_of(caught)
+
+    first = complete(parts, IfNoneMatch="*")
+    client.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
+    for more in ({}, {"IfNoneMatch": "*"}):
+        again = complete(parts, **more)
+        assert {name: again[name] for name in ("ETag", "Location")} == {
+            name: first[name] for name in ("ETag", "Location")
+        }
+    client.copy_object(Bucket=bucket, Key="copy", CopySource=f"{bucket}/k")
+    for others, more in ((parts[1:], {}), ([{**parts[0], "ETag": "x"}], {}), (parts, {"Key": "copy"})):
+        assert refusal(others, **more) == ("NoSuchUpload", 404)
+    client.put_object(Bucket=bucket, Key="k", Body=b"other")
+    assert refusal(parts) == ("NoSuchUpload", 404)
+
+
 def test_aborting_drops_everything(client: Any, bucket: str, root: Path) -> None:
     """An aborted upload leaves no part, and no longer exists."""
     upload = client.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.store import Store
+    from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
 
@@ -101,6 +102,26 @@ def test_a_multipart_upload_with_the_names_of_the_gateway(point: Any, s3_client:
     with pytest.raises(ClientError) as caught:
         point.complete_multipart_upload(Bucket="point", Key="k", UploadId=other, MultipartUpload={"Parts": parts})
     assert caught.value.response["Error"]["Code"] == "NoSuchUpload"
+
+
+def test_an_upload_that_is_completed_again(faulty: FaultyServer, connect_faulty: Callable[..., Store]) -> None:
+    """If the upstream's or the gateway's answer is lost, completing succeeds again, while the object has just these parts."""
+    with gateway_of(connect_faulty()) as front:
+        point = WritableBucket(front).client
+        upload = point.create_multipart_upload(Bucket="point", Key="x&y")["UploadId"]
+        same = {"Bucket": "point", "Key": "x&y", "UploadId": upload}
+        etags = [point.upload_part(**same, PartNumber=n, Body=PART)["ETag"] for n in (1, 2)]
+        named = {"Parts": [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]}
+        faulty.fail("reset_head", times=1, match=lambda request: request.is_complete)
+        for _ in range(2):
+            done = point.complete_multipart_upload(**same, MultipartUpload=named)
+            assert done["ETag"] == point.head_object(Bucket="point", Key="x&y")["ETag"]
+            assert (done["Bucket"], done["Key"]) == ("point", "x&y")
+        assert len([request for request in faulty.requests if request.is_complete]) == 3
+        faulty.objects["x&y"] = PART * 2
+        with pytest.raises(ClientError) as caught:
+            point.complete_multipart_upload(**same, MultipartUpload=named)
+        assert caught.value.response["Error"]["Code"] == "NoSuchUpload"
 
 
 def test_deletions_and_copies_stay_below_the_prefix(point: Any, s3_client: Any, bucket: str, prefix: str) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 from yarl import URL
 
-from penstock.errors import CredentialsError
-from penstock.gateway.buckets.documents import element, malformed, parsed
+from penstock.errors import CredentialsError, ObjectMissingError
+from penstock.gateway.buckets.documents import document, element, malformed, parsed
 from penstock.gateway.buckets.requests import not_implemented, read_document
 from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.buckets.subresources import default_setting, setting_named
@@ -31,9 +31,11 @@ from penstock.gateway.buckets.upstream_requests import (
     passed_request,
 )
 from penstock.gateway.objects import Answer, S3Error
+from penstock.redaction import public_url
 from penstock.store import xml
+from penstock.store.upload import multipart_etag
 from penstock.transport import EMPTY_SHA256
-from penstock.types import ListPage
+from penstock.types import Head, ListPage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -123,9 +125,34 @@ class ForwardedWrites:
         await self._note_written(written)
         try:
             return await self._sent(passed, request, outgoing)
+        except S3Error as error:
+            if error.code != "NoSuchUpload" or operation != ("POST", "uploadId"):
+                raise
+            completed = await self._completed(request, outgoing)
+            if completed is None:
+                raise
+            return completed
         finally:
             if written:  # even after a failure: the upstream may have written although its answer was lost
                 await asyncio.shield(self._note_written(written))
+
+    async def _completed(self, request: GatewayRequest, body: OutgoingBody) -> Answer | None:
+        """Return the answer to an upload that was completed before; None if the object does not consist of its parts.
+
+        If an answer is lost, the client or this class repeats the request. AWS then answers as before, but other servers
+        have forgotten the upload.
+        """
+        assert isinstance(body.data, bytes)
+        tree = parsed(body.data, root="CompleteMultipartUpload")
+        expected = multipart_etag(part.findtext("ETag") or "" for part in tree.findall("Part"))
+        try:
+            info = (await perform_on_loop(self._store, Head(request.key))).info
+        except ObjectMissingError:
+            return None
+        if info is None or expected is None or (info.etag or "").strip('"') != expected:
+            return None
+        rows = [("Location", public_url(request.url)), ("Bucket", self._name), ("Key", request.key)]
+        return document("CompleteMultipartUploadResult", [*rows, ("ETag", info.etag)])
 
     # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -226,12 +253,12 @@ class ForwardedWrites:
     def _answer(self, status: int, headers: dict[str, str], data: bytes, request: GatewayRequest) -> Answer:
         endpoint = self._store.endpoint
         if status >= 300:
-            document = xml.parse_error(data)
-            if document is None or not document.code:
+            found = xml.parse_error(data)
+            if found is None or not found.code:
                 raise S3Error(
                     "ServiceUnavailable", f"The upstream answered with status {status}.", status=max(status, 400)
                 )
-            raise S3Error(document.code, document.message, status=max(status, 400))
+            raise S3Error(found.code, found.message, status=max(status, 400))
         return Answer(
             status, passed_headers(headers, request), passed_document(data, request, endpoint) if data else b""
         )

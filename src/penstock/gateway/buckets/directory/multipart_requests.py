@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     from xml.etree import ElementTree as ET
 
     from penstock.gateway.buckets.directory.copying import FindBucket
-    from penstock.gateway.buckets.directory.files import BucketFiles
+    from penstock.gateway.buckets.directory.files import BucketFiles, StoredObject
     from penstock.gateway.buckets.directory.threads import FileThreads
     from penstock.gateway.buckets.directory.uploads import StoredPart
     from penstock.gateway.objects import GatewayRequest, RequestBody
+
+_LOCKED_S = 0.1  # between two looks at an upload that another request is completing, in seconds
 
 
 class MultipartRequests:
@@ -145,11 +148,28 @@ class MultipartRequests:
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def complete(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """CompleteMultipartUpload."""
+        """CompleteMultipartUpload; a client that repeats it, because the answer was lost or late, gets the same answer."""
         tree = parsed(await read_document(body), root="CompleteMultipartUpload")
         named = [_named_part(row) for row in tree.findall("Part")]
         if not 0 < len(named) <= PARTS_MAX:
             raise malformed()
+        try:
+            stored = await self._completed(request, named)
+        except S3Error as error:
+            if error.code != "NoSuchUpload":
+                raise
+            upload_id = request.query["uploadId"]
+            found = await self._threads.run(self.uploads.completed, request.key, upload_id, named)
+            if found is None:
+                raise
+            stored = found
+        record = stored.record or StoredRecord()
+        rows = [("Location", public_url(request.url))]
+        rows += [("Bucket", self._name), ("Key", request.key), ("ETag", stored.etag)]
+        rows += checksum_elements(record.checksums, record.checksum_type)
+        return document("CompleteMultipartUploadResult", rows)
+
+    async def _completed(self, request: GatewayRequest, named: list[NamedPart]) -> StoredObject:
         upload = await self._upload(request)
         headers = request.headers
         kind = headers.get("x-amz-checksum-type", "").upper()
@@ -159,19 +179,22 @@ class MultipartRequests:
         size = headers.get("x-amz-mp-object-size")
         if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):
             raise invalid_argument("x-amz-mp-object-size", "Not an integer", size)
-        stored = await self._threads.run_long(
-            self.uploads.complete,
-            upload,
-            named,
-            expected={name: value for name in CHECKSUM_ELEMENTS if (value := headers.get(f"x-amz-checksum-{name}"))},
-            size_bytes=int(size) if size is not None else None,
-            check=condition_of(headers),
-        )
-        record = stored.record or StoredRecord()
-        rows = [("Location", public_url(request.url))]
-        rows += [("Bucket", self._name), ("Key", upload.key), ("ETag", stored.etag)]
-        rows += checksum_elements(record.checksums, record.checksum_type)
-        return document("CompleteMultipartUploadResult", rows)
+        while True:
+            try:
+                return await self._threads.run_long(
+                    self.uploads.complete,
+                    upload,
+                    named,
+                    expected={
+                        name: value for name in CHECKSUM_ELEMENTS if (value := headers.get(f"x-amz-checksum-{name}"))
+                    },
+                    size_bytes=int(size) if size is not None else None,
+                    check=condition_of(headers),
+                )
+            except S3Error as error:
+                if error.code != "OperationAborted":
+                    raise
+            await asyncio.sleep(_LOCKED_S)  # another request completes it; the client's own first one, if it repeats it
 
     async def abort(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """AbortMultipartUpload."""

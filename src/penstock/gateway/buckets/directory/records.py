@@ -34,6 +34,7 @@ class StoredRecord:
         checksum_type: ``"FULL_OBJECT"`` or ``"COMPOSITE"``.
         part_sizes_bytes: Sizes of the parts of a multipart upload.
         part_checksums: Checksums of the parts, if all have the same algorithm.
+        upload_id: ID of the multipart upload that made this version, for clients that complete it again.
         tags: The object's tags.
     """
 
@@ -45,6 +46,7 @@ class StoredRecord:
     checksum_type: str = "FULL_OBJECT"
     part_sizes_bytes: tuple[int, ...] = ()
     part_checksums: tuple[str, ...] = ()
+    upload_id: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:

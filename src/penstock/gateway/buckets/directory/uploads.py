@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from penstock.gateway.buckets.directory.staging import bucket_missing, make_belo
 from penstock.gateway.objects import S3Error
 from penstock.store import checksums
 from penstock.store.local import sync_directory
+from penstock.store.upload import multipart_etag
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -243,6 +243,9 @@ class MultipartUploads:
         Cost: copies all parts inside the kernel; XFS and Btrfs share their blocks instead.
         """
         with self._locked(upload, alone=True) as folder:
+            if (completed := self.completed(upload.key, upload.upload_id, named)) is not None:
+                self._drop(folder)  # which a killed process did not get to
+                return completed
             parts = _chosen(self.parts(upload), named)
             if size_bytes is not None and sum(part.size_bytes for part in parts) != size_bytes:
                 message = "The provided 'x-amz-mp-object-size' header value does not match what was computed."
@@ -258,6 +261,17 @@ class MultipartUploads:
         if self._files.is_durable:
             sync_directory(self._folder)
         return stored
+
+    def completed(self, key: str, upload_id: str, named: list[NamedPart]) -> StoredObject | None:
+        """Return the object that an upload became, if it consists of the named parts and was not replaced; otherwise None."""
+        stored = self._files.find(key)
+        record = stored.record if stored is not None else None
+        is_same = (
+            record is not None
+            and record.upload_id == upload_id
+            and record.etag == multipart_etag(part.etag for part in named)
+        )
+        return stored if is_same else None
 
 
 def _append(path: Path, part: StoredPart, staged: StagedFile) -> None:
@@ -310,12 +324,12 @@ def _chosen(stored: list[StoredPart], named: list[NamedPart]) -> list[StoredPart
 
 
 def _joined_record(upload: MultipartUpload, parts: list[StoredPart]) -> StoredRecord:
-    digest = hashlib.md5(b"".join(bytes.fromhex(part.etag) for part in parts), usedforsecurity=False).hexdigest()
     name, kind = upload.algorithm, upload.checksum_type
     sums = [part.checksums.get(name, "") for part in parts] if name else []
     has_sums = bool(sums) and all(sums)
     return StoredRecord(
-        etag=f"{digest}-{len(parts)}",
+        etag=multipart_etag(part.etag for part in parts) or "",
+        upload_id=upload.upload_id,
         headers=upload.headers,
         tags=upload.tags,
         checksums={name: _joined_checksum(name, kind, parts)} if has_sums else {},
