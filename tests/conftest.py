@@ -38,9 +38,12 @@ S3_SERVERS = ("ministack", "ceph", "moto", "rclone")
 # Whoever reads a failed test needs every frame of it; test_tracebacks.py tests what users see.
 os.environ.setdefault("PENSTOCK_TRACEBACK", "full")
 
-# A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
-# children would wait for ever.
+# A shell that starts a job in the background has it ignore Ctrl-C, as nohup does with SIGHUP, and children inherit that:
+# tests that send them to children would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+    signal.signal(_number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def pytest_runtest_teardown() -> None:
