@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.gateway.results.plan import ResultPlan
     from penstock.store.base import Store
     from penstock.store.writing import Writer
+    from penstock.types import Buffer
 
 T = TypeVar("T")
 
@@ -105,17 +106,20 @@ class DerivedResults:
     async def find(self, name: ResultName) -> ResultRecord | None:
         """Return the record of a result; None if there is none, or if the bucket does not answer. Cost: one request."""
         try:
-            blob = await self._on_thread(self.store.read, DerivedKeys.of(name).record)
-            record = decode_record(blob.data)
+            key = DerivedKeys.of(name).record
+            blob = await self._on_thread(self.store.read, key)
+            try:
+                return _record_at(key, blob.data)
+            except BadRecordError as error:
+                log.warning("The record %s in the bucket of results is removed, because %s", key, error)
+                await self._on_thread(self.store.delete, key)  # or no gateway could store this result again
         except ObjectMissingError:
-            return None
-        except (PenstockError, BadRecordError) as error:
+            pass
+        except PenstockError as error:
             log.warning(
                 "The result of %r is produced, because the bucket of results did not have it: %s", name.key, error
             )
-            return None
-        is_right = (record.scope, record.key, record.etag) == tuple(name) and record.is_complete
-        return record if is_right else None
+        return None
 
     async def check(self) -> None:
         """Make sure that the bucket answers.
@@ -169,13 +173,14 @@ class DerivedResults:
 
     async def _parts(self, key: str, size_bytes: int) -> AsyncIterator[memoryview]:
         """Iterate over an object in parts, one of which is read ahead."""
-        spans = [ByteRange(start, min(size_bytes, start + _PART_BYTES)) for start in range(0, size_bytes, _PART_BYTES)]
-        ahead = self._read(key, spans[0]) if spans else None
+        starts = range(0, size_bytes, _PART_BYTES)
+        spans = (ByteRange(start, min(size_bytes, start + _PART_BYTES)) for start in starts)
+        following = next(spans, None)
+        ahead = self._read(key, following) if following is not None else None
         try:
-            for following in [*spans[1:], None]:
-                if ahead is None:
-                    return
+            while ahead is not None:
                 part = await ahead
+                following = next(spans, None)
                 ahead = self._read(key, following) if following is not None else None
                 yield part
         finally:
@@ -335,7 +340,7 @@ def read_derived(store: Store) -> DerivedContent:
             known.add(key)  # it was removed in the meantime
             continue
         with suppress(BadRecordError):
-            record = decode_record(blob.data)
+            record = _record_at(key, blob.data)
             results.append(StoredResult(record, infos[key].last_modified_s or 0.0))
             known |= {key, DerivedKeys.of(ResultName(record.scope, record.key, record.etag)).data(record.run)}
     left = [info for key, info in infos.items() if key not in known]
@@ -344,7 +349,17 @@ def read_derived(store: Store) -> DerivedContent:
     )
 
 
-_OWN_KEY = re.compile(rf"{UPLOADS_PREFIX}[0-9a-f]{{32}}-\w+|[0-9a-f]{{2}}/[0-9a-f]{{32}}(\.json|-\w+)")
+_DATA_KEY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}-\w+")
+_OWN_KEY = re.compile(rf"{UPLOADS_PREFIX}[0-9a-f]{{32}}-\w+|[0-9a-f]{{2}}/[0-9a-f]{{32}}\.json|{_DATA_KEY.pattern}")
+
+
+def _record_at(key: str, data: Buffer) -> ResultRecord:
+    """Return the record that lies at `key`. Raises BadRecordError if it is not one of a result that belongs there."""
+    record = decode_record(data)
+    keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
+    if keys.record != key or not record.is_complete or not _DATA_KEY.fullmatch(keys.data(record.run)):
+        raise BadRecordError("it does not belong to a result that is stored there")
+    return record
 
 
 def remove_derived(store: Store, records: Iterable[ResultRecord]) -> None:
@@ -359,7 +374,10 @@ def remove_leftovers(store: Store, leftovers: Iterable[StoredLeftover]) -> None:
     keys = [each.key for each in leftovers]
     for key in keys:
         if key.startswith(UPLOADS_PREFIX):
-            with suppress(StoreError, ValueError, TypeError):  # the upload may be over
-                name, upload_id = json.loads(bytes(store.read(key).data))
-                perform(store, AbortMultipart(name, upload_id))
+            with suppress(
+                StoreError, ValueError, TypeError, RecursionError
+            ):  # the upload may be over, or the note not ours
+                name, upload_id = map(str, json.loads(bytes(store.read(key).data)))
+                if _DATA_KEY.fullmatch(name):
+                    perform(store, AbortMultipart(name, upload_id))
     store.delete(keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,30 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 DEFAULT_TYPE = "application/octet-stream"
+HEADERS_BYTES_MAX = 64 * 1024
+SIZE_BYTES_MAX = 1 << 50
+"""No store keeps a result this large: the largest object of S3 has 50 TB. Sizes are bounded before they are used."""
+YEAR_10000_S = 253402300800.0
+HEADERS_OF_GATEWAY = frozenset(
+    {
+        *(
+            "accept-ranges",
+            "connection",
+            "content-length",
+            "content-range",
+            "date",
+            "etag",
+            "keep-alive",
+            "last-modified",
+        ),
+        *("location", "proxy-authenticate", "proxy-connection", "server", "set-cookie", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "x-amz-mp-parts-count"),
+    }
+)
+"""Headers, in lower case, that no result has: those of connections, and those that the gateway makes itself."""
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
+_RUN = re.compile(r'[0-9a-z]+|"[^"]*"')  # a token, or in a pointer the ETag of the result that is held
 
 
 class BadRecordError(ValueError):
@@ -85,15 +110,34 @@ def decode_record(data: Buffer) -> ResultRecord:
     """Return the record that `data` holds.
 
     Raises:
-        BadRecordError: It holds none.
+        BadRecordError: It holds none. Whoever can write to a bucket of results may have written anything.
     """
     try:
         record = ResultRecord(**json.loads(bytes(data)))
-    except (TypeError, ValueError) as error:
-        raise BadRecordError(f"it is not a record: {error}") from error
-    numbers = (record.block_bytes, record.size_bytes or 0, record.crc32c or 0)
-    if not all(isinstance(number, int) and number >= 0 for number in numbers) or record.block_bytes == 0:
-        raise BadRecordError("its sizes are not numbers")
-    if record.is_complete and (record.size_bytes is None or record.crc32c is None):
-        raise BadRecordError("a complete result has a size and a checksum")
+        is_valid = _is_valid(record)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BadRecordError(f"it is not a record: {type(error).__name__}") from error
+    if not is_valid:
+        raise BadRecordError("a value in it is not one that a record can have")
     return record
+
+
+def _is_valid(record: ResultRecord) -> bool:
+    """Whether all values have their types and lie within their bounds. May raise TypeError or AttributeError instead."""
+    texts = (record.scope, record.key, record.etag, record.transform, *record.arguments, *record.arguments.values())
+    size_bytes = 0 if record.size_bytes is None else record.size_bytes
+    crc = 0 if record.crc32c is None else record.crc32c
+    numbers = ((record.block_bytes, 1, SIZE_BYTES_MAX), (size_bytes, 0, SIZE_BYTES_MAX), (crc, 0, 0xFFFFFFFF))
+    return (
+        all(type(text) is str for text in texts)
+        and _RUN.fullmatch(record.run) is not None
+        and type(record.is_complete) is bool
+        and all(type(number) is int and low <= number <= high for number, low, high in numbers)
+        and 0 <= record.last_modified_s < YEAR_10000_S
+        and not (record.is_complete and None in (record.size_bytes, record.crc32c))
+        and all(
+            _HEADER_NAME.fullmatch(name) and name.lower() not in HEADERS_OF_GATEWAY and _HEADER_VALUE.fullmatch(value)
+            for name, value in record.headers.items()
+        )
+        and sum(len(name) + len(value) for name, value in record.headers.items()) <= HEADERS_BYTES_MAX
+    )

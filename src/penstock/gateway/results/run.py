@@ -27,7 +27,7 @@ from penstock.crc import crc32c
 from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.checksums import join_crcs
-from penstock.gateway.results.record import DEFAULT_TYPE, ResultRecord
+from penstock.gateway.results.record import DEFAULT_TYPE, HEADERS_BYTES_MAX, ResultRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = logging.getLogger("penstock.gateway")
-
-_HEADERS_BYTES_MAX = 64 * 1024
 
 
 class AbandonedError(Exception):
@@ -242,8 +240,8 @@ class Run:
         """Take the headers and the size of the result; see ``ResultWriter.begin``."""
         if self.produced_bytes or self.has_begun:
             raise RuntimeError("begin() was called after the first byte, or twice")
-        if sum(len(name) + len(value) for name, value in headers.items()) > _HEADERS_BYTES_MAX:
-            raise S3Error("InternalError", f"The result's headers exceed {_HEADERS_BYTES_MAX} bytes.", status=500)
+        if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
+            raise S3Error("InternalError", f"The result's headers exceed {HEADERS_BYTES_MAX} bytes.", status=500)
         self.headers = {"Content-Type": DEFAULT_TYPE, **headers}
         if size_bytes is not None:
             if self.announced_bytes is not None and self.announced_bytes != size_bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.aws_lambda.forwarded import DROPPED, METADATA_PREFIX, PREFIX, ForwardedHead
+from penstock.gateway.aws_lambda.forwarded import METADATA_PREFIX, PREFIX, ForwardedHead
 from penstock.gateway.objects import S3Error
+from penstock.gateway.results.record import HEADERS_OF_GATEWAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,19 +15,6 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"[1-5][0-9]{2}")
 _LENGTH = re.compile(r"[0-9]{1,19}")
 _ERROR_CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
-_OF_CONNECTIONS = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_NEVER = DROPPED | _OF_CONNECTIONS | {"content-length", "set-cookie", "date", "server", "location"}
 MESSAGE_CHARACTERS_MAX = 4096
 
 
@@ -52,7 +40,7 @@ def response_head(headers: Mapping[str, str], *, status: int) -> ForwardedHead:
         inner = name[len(PREFIX) :] if name.lower().startswith(PREFIX) else ""
         if name.lower().startswith(METADATA_PREFIX):
             kept[name.lower()] = value
-        elif inner and inner.lower() not in _NEVER and not inner.lower().startswith("x-amz-checksum-"):
+        elif inner and inner.lower() not in HEADERS_OF_GATEWAY and not inner.lower().startswith("x-amz-checksum-"):
             kept[inner] = value
     code, message = sent.get("x-amz-fwd-error-code", ""), sent.get("x-amz-fwd-error-message", "")
     if not (message and _ERROR_CODE.fullmatch(code)):

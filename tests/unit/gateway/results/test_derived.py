@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,4 +145,54 @@ def test_leftovers_are_found_and_removed(tmp_path: Path, left: str) -> None:
     if left == "note":
         with pytest.raises(StoreError, match="NoSuchUpload"):
             writer.close()
+    store.close()
+
+
+def _deep(text: str) -> str:
+    return text.replace('"a"', "[" * 100_000 + "]" * 100_000, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _deep,
+        lambda text: json.dumps(json.loads(text) | {"size_bytes": 1 << 55}),
+        lambda text: json.dumps(json.loads(text) | {"size_bytes": 1 << 49}),
+        lambda text: json.dumps(json.loads(text) | {"crc32c": 1 << 32}),
+        lambda text: json.dumps(json.loads(text) | {"run": 7}),
+        lambda text: json.dumps(json.loads(text) | {"run": "../../other"}),
+        lambda text: json.dumps(json.loads(text) | {"headers": None}),
+        lambda text: json.dumps(json.loads(text) | {"headers": {"Content-Length": "3"}}),
+        lambda text: json.dumps(json.loads(text) | {"headers": {"x": "a\r\nb"}}),
+        lambda text: json.dumps(json.loads(text) | {"last_modified_s": float("inf")}),
+        lambda text: json.dumps(json.loads(text) | {"is_complete": False}),
+        lambda text: json.dumps(json.loads(text) | {"key": "another"}),
+        lambda _: "null",
+    ],
+)
+def test_a_record_that_is_not_valid_is_made_again(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    """A result whose record cannot be right is produced and stored again, and is then copied by the next gateway."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    transform = FunctionTransform(swap_case)
+    asyncio.run(_read(tmp_path / "1", bucket, transform))
+    (record,) = bucket.rglob("*.json")
+    record.write_text(damage(record.read_text()))
+    assert asyncio.run(_read(tmp_path / "2", bucket, transform)) == TEXT.swapcase()
+    assert transform.runs_count == 2
+    assert asyncio.run(_read(tmp_path / "3", bucket, transform)) == TEXT.swapcase()
+    assert transform.runs_count == 2
+
+
+@pytest.mark.parametrize(
+    "note", ["[" * 100_000, "[1, 2]", '["mine", "id"]', '{"a": 1, "b": 2}', "7", '[null, {"a": 1}]']
+)
+def test_a_note_that_is_not_valid_is_removed(tmp_path: Path, note: str) -> None:
+    """Any text in the place of a note about an upload is removed with the other leftovers."""
+    store = LocalStore(tmp_path)
+    names = [f"uploads/{digit * 32}-run" for digit in "01"]
+    for name, text in zip(names, [note, "{}"], strict=True):
+        store.write(name, text.encode())
+    remove_leftovers(store, read_derived(store).leftovers)
+    assert list(store.list()) == []
     store.close()
