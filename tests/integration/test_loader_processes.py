@@ -164,6 +164,27 @@ def test_the_batches_are_those_of_threads(folder: Path, place: Path, kind: str, 
 
 
 @pytest.mark.parametrize("mode", ["require", "stream"])
+def test_batches_come_in_order_in_any_case(folder: Path, place: Path, mode: Any) -> None:
+    """Without in_order, too, a batch that a worker completes before an earlier one keeps its place and its rows."""
+    meeting = folder.parent / "meeting"
+    os.mkfifo(meeting)
+
+    def crossed(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__position__"] in (4, 6):  # of one worker: each waits until the other has begun
+            with meeting.open("r" if sample["__position__"] == 4 else "w"):
+                pass
+        return sample
+
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls"))
+    options: dict[str, Any] = {"index": mode, "index_dir": place, "lanes": 4, "threads": 4, "prefetch_batches": 4}
+    with ps.Loader(made.batch(1), **options) as loader:
+        expected = list(loader)
+    with ps.Loader(made.map(crossed).batch(1), processes=2, in_order=False, **options) as loader:
+        for left, right in zip(expected, loader, strict=True):
+            assert_same(left, right)
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
 @pytest.mark.parametrize("ways", [(0, 2), (2, 0), (2, 1)])
 def test_a_state_goes_on_with_other_processes(folder: Path, place: Path, ways: tuple[int, int], mode: Any) -> None:
     """Saved behind any batch with so many processes, gone on with as many others: nothing lost, nothing twice."""

@@ -49,8 +49,9 @@ class Loader:
             sample is lost or repeated. Without it, the death of a worker is an error.
         stride: ``(j, n)`` decodes and yields only the rank's batches whose number mod n is j, counted from the beginning of
             the epoch: the batches of worker j of n of a DataLoader. It excludes `processes` and `agree`.
-        in_order: False yields whichever batch is complete first, each exactly once; the state remembers which ones. It has
-            no effect with worker processes, with `agree`, or with stages that change the number of samples.
+        in_order: False yields whichever batch is complete first, each exactly once; the state remembers which ones, and
+            threads finish an epoch that such a state has begun. It has no effect with worker processes, in the workers of a
+            DataLoader, on several ranks without an index, or with stages that change the number of samples.
         rank: Rank of this process among those that share the data. The default is looked up when iteration starts: from
             `mesh`; otherwise from ``torch.distributed`` if it is imported and initialised; otherwise from the environment of
             torchrun, SLURM or Open MPI; otherwise it is 0.

@@ -311,7 +311,6 @@ class Session:
             prefetch_batches=self.options.prefetch_count,
             prefetch_bytes=PREFETCH_BYTES if self.options.prefetch_batches is None else 0,
             seed=seed,
-            in_order=self.options.in_order,
         )
         request = EpochRequest(
             plan=plan,
@@ -320,6 +319,7 @@ class Session:
             position=self._position,
             first_number=self._batches_count,
             stride=self.options.stride,
+            in_order=self.options.in_order,
             meter=self.meter,
         )
         epoch = open_epoch(request, consensus=consensus, workers=self._worker_options())

@@ -82,7 +82,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         last = self._current
         if state is not None:
             epoch = state["epoch"]
-        elif worker is None and last is not None and not last.batches_count and not last.resumed:
+        elif worker is None and last is not None and not (last.batches_count or last.finished or last.resumed):
             epoch = last.epoch  # no batch of it was taken
         else:
             epoch = self._epochs.take(worker)
@@ -211,10 +211,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             options["index"] = self._index_of(options, state)
             share_machine(worker.workers_count)
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
+            options["in_order"] = True  # workers divide the batches by their numbers
             # if samples may be dropped, whole batches may vanish; only workers that read all batches number them alike
             self._is_strided = not options.get("processes") and not may_drop(self.pipeline)
             if self._is_strided:
-                options["stride"], options["in_order"] = (worker.number, worker.workers_count), True
+                options["stride"] = (worker.number, worker.workers_count)
         return Loader(self.pipeline, **options)
 
 

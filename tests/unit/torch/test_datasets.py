@@ -104,6 +104,34 @@ def test_an_iteration_that_never_began_costs_no_epoch(folder: Path, expected: li
     dataset.close()
 
 
+def test_an_epoch_of_which_nothing_is_left_is_over(folder: Path) -> None:
+    """A filter may drop all samples of an epoch: it is empty, and the next one follows."""
+    kept = [0]
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).filter(lambda sample: sample["cls"] < kept[0]).batch(4)
+    dataset = ps.torch.IterableDataset(made, threads=1)
+    assert numbers(dataset) == []
+    kept[0] = 2
+    assert sorted(numbers(dataset)) == [0, 1]
+    assert dataset.state_dict()["epoch"] == 1
+    dataset.close()
+
+
+def test_workers_number_batches_in_order_in_any_case(folder: Path) -> None:
+    """Workers that read all batches and give theirs by number ignore in_order=False: none is lost, none comes twice."""
+    met = threading.Barrier(2, timeout=20)
+
+    def crossed(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__position__"] in (3, 9):  # neither batch 1 nor batch 3 is complete before the other has begun
+            met.wait()
+        return sample
+
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(crossed).filter(lambda sample: True).batch(3)
+    dataset = ps.torch.IterableDataset(made, threads=2, in_order=False)
+    for _ in range(3):
+        assert numbers(loader_of(dataset, num_workers=2)) == list(range(20))
+    dataset.close()
+
+
 def test_the_epoch_can_be_set(folder: Path, expected: list[list[int]]) -> None:
     """set_epoch decides the next iteration, in workers too."""
     dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)

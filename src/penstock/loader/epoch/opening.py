@@ -17,7 +17,7 @@ from penstock.loader.epoch.runs import (
     thread_run,
 )
 from penstock.loader.lanes.feed import SelectedBatchesFeed
-from penstock.loader.position import feed_position
+from penstock.loader.position import OutOfOrderPosition, feed_position
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
@@ -40,17 +40,22 @@ def open_epoch(
     Raises:
         ConfigError: The options do not go together, or the position does not belong to this job.
     """
-    plan = request.plan
+    plan, has_gaps = request.plan, isinstance(request.position, OutOfOrderPosition)
     if plan.read_plan.mode == "index" and not plan.is_rebatched:
         consensus = None
+    if has_gaps and (plan.is_rebatched or request.stride[1] > 1):
+        raise ConfigError(
+            "the state was saved with in_order=False, and batches after its position have been handed out",
+            hint="finish the epoch without stride=, and without stages that change the number of samples",
+        )
     if consensus is not None and request.stride[1] > 1:
         raise ConfigError(f"stride={request.stride} with ranks that have to agree", hint="run `penstock index`")
-    if workers is not None:
+    if workers is not None and not has_gaps:  # only threads can leave out single batches
         opened = rebatch_in_processes(request, workers) if plan.is_rebatched else run_in_processes(request, workers)
         return _in_order(request, opened, consensus)
     if plan.is_rebatched:
         return _in_order(request, rebatch_in_threads(request), consensus)
-    if request.run_plan.in_order or consensus is not None:
+    if consensus is not None or (request.in_order and not has_gaps):
         return _in_order(request, run_in_threads(request), consensus)
     return _out_of_order(request)
 
@@ -91,7 +96,7 @@ def _out_of_order(request: EpochRequest) -> BatchSource:
         feed.close()
         raise
     remaining = SelectedBatchesFeed(feed, size=plan.rows_count, first_batch=0, chosen=tracker.makes)
-    run = thread_run(request, remaining, is_counted=batches is not None, in_order=False)
+    run = thread_run(request, remaining, is_counted=batches is not None, in_order=request.in_order)
     finisher = _finisher(request)
     if batches is not None:
         return CountedOutOfOrder(run, finisher, tracker=tracker, batches=batches, next_number=request.first_number)

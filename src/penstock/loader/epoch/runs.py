@@ -38,6 +38,7 @@ class EpochRequest:
         first_number: Number, in the epoch, of the batch at `position`, from 0. With ``in_order=False``, it is the number of
             batches that were handed out before, and the next batch gets it.
         stride: ``(j, n)``: only batches whose number mod n is j are handed out.
+        in_order: Whether batches are handed out in order; False has an effect only on a run in threads.
         meter: Counts samples, bytes and seconds.
     """
 
@@ -47,6 +48,7 @@ class EpochRequest:
     position: Position | None
     first_number: int
     stride: tuple[int, int]
+    in_order: bool
     meter: Meter
 
     @property

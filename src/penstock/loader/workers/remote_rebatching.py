@@ -160,7 +160,7 @@ class RemoteRebatcher(Rebatcher):
 def rebatching_run(plan: RunPlan, blocks: Blocks, *, skip_count: int, meter: Meter) -> EpochRun:
     """The run in the training process: a reader thread that rebatches, and no decode threads."""
     return EpochRun(
-        plan._replace(threads_count=0, in_order=True),
+        plan._replace(threads_count=0),
         reads=blocks,
         builder=lambda run: RemoteRebatcher(run, blocks, skip_count=skip_count),
         meter=meter,

@@ -62,6 +62,16 @@ def test_what_is_complete_goes_first_and_all_comes_once(folder: Path, how: Any) 
         loader.load_state_dict(state)
         again = list(loader)
     assert sorted(numbers(seen + again)) == list(range(92))
+    for other in ({"in_order": True}, {"processes": 2}):
+        with ps.Loader(made.batch(8), **options, **other) as loader:
+            loader.load_state_dict(state)
+            again = list(loader)
+            assert sorted(numbers(seen + again)) == list(range(92))
+            assert sorted(numbers(loader)) == list(range(92))
+    with ps.Loader(made.batch(8), stride=(0, 2), **options) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ConfigError, match="in_order=False"):
+            next(iter(loader))
     if how == "require":
         with ps.Loader(made.batch(4), in_order=False, **options) as loader:
             loader.load_state_dict(state)
