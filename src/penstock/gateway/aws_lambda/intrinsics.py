@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 TEMPLATE_BYTES_MAX = 1 * MIB  # CloudFormation's own limit
 DEPTH_MAX = 20
+NESTING_MAX = 100
+"""Lists and maps within each other in a template; 10 are usual."""
+STEPS_MAX = 10_000
+"""References that are followed in one template. Each may contain several others, so they could multiply without end."""
+CHARACTERS_MAX = 1 * MIB
+"""Characters that references in text are replaced by. The environment of a function in AWS has at most 4 KB."""
+_NUMBER_CHARACTERS_MAX = 40
+_NAME_CHARACTERS_MAX = 255
 PSEUDO_PARAMETERS = {
     "AWS::Region": "us-east-1",
     "AWS::AccountId": "000000000000",
@@ -23,7 +31,8 @@ PSEUDO_PARAMETERS = {
     "AWS::URLSuffix": "amazonaws.com",
     "AWS::StackId": "penstock",
 }
-_VARIABLE = re.compile(r"\$\{(!?)([^}]+)\}")
+_VARIABLE = re.compile(r"\$\{(!?)([^{}]+)\}")
+_DYNAMIC = "{{resolve:"
 
 
 class Intrinsic(NamedTuple):
@@ -44,7 +53,9 @@ def read_template(path: Path) -> dict[str, Any]:
     except ImportError as error:
         raise ConfigError("reading SAM templates needs PyYAML", hint=install_hint("gateway")) from error
 
-    class TemplateLoader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class TemplateLoader(base):  # type: ignore[misc, valid-type, unused-ignore]
         """Makes an ``Intrinsic`` of each tag that begins with an exclamation mark."""
 
     def intrinsic(loader: Any, name: str, node: Any) -> Intrinsic:
@@ -54,18 +65,47 @@ def read_template(path: Path) -> dict[str, Any]:
             return Intrinsic(name, loader.construct_sequence(node, deep=True))
         return Intrinsic(name, loader.construct_mapping(node, deep=True))
 
+    def integer(loader: Any, node: Any) -> Any:
+        if len(node.value) > _NUMBER_CHARACTERS_MAX:
+            raise ValueError("a number is too long")
+        return loader.construct_yaml_int(node)
+
     TemplateLoader.add_multi_constructor("!", intrinsic)
+    TemplateLoader.add_constructor("tag:yaml.org,2002:int", integer)
     try:
-        if path.stat().st_size > TEMPLATE_BYTES_MAX:
-            raise ConfigError(f"{path} has more than {TEMPLATE_BYTES_MAX} bytes")
-        document = yaml.load(path.read_bytes(), TemplateLoader)
+        data = _content(path)
+        nesting = 0
+        for event in yaml.parse(data, TemplateLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1
+                raise ConfigError(f"{path}:{line} uses an alias, which CloudFormation does not support, either")
+            starts = isinstance(event, yaml.CollectionStartEvent)
+            nesting += starts - isinstance(event, yaml.CollectionEndEvent)
+            if nesting > NESTING_MAX:
+                raise ConfigError(f"{path} has more than {NESTING_MAX} lists and maps within each other")
+        document = yaml.load(data, TemplateLoader)
+    except ConfigError:  # is a ValueError, too
+        raise
     except OSError as error:
         raise ConfigError(f"the template {str(path)!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)  # the error's text quotes the line, which may hold a secret
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "a value has a form that it cannot have"
+        raise ConfigError(f"{path} is not valid YAML: {problem}{line}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a template")
     return document
+
+
+def _content(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(TEMPLATE_BYTES_MAX + 1)
+    if len(data) > TEMPLATE_BYTES_MAX:
+        raise ConfigError(f"{path} has more than {TEMPLATE_BYTES_MAX} bytes")
+    return data
 
 
 class Resolver:
@@ -83,6 +123,7 @@ class Resolver:
                 self._parameters[str(name)] = item["Default"]
         mappings = document.get("Mappings")
         self._mappings: dict[str, Any] = mappings if isinstance(mappings, dict) else {}
+        self._steps_count = self._characters_count = 0
 
     @staticmethod
     def names(value: Any, resource: str) -> bool:
@@ -107,9 +148,15 @@ class Resolver:
         """
         function = _intrinsic_of(value)
         if function is None:
+            if isinstance(value, str) and _DYNAMIC in value:
+                hint = "give the value itself, or have the handler ask for it"
+                raise ConfigError(f"{place} is a dynamic reference, whose value only CloudFormation knows", hint=hint)
             return value
         if depth > DEPTH_MAX:
             raise ConfigError(f"{place} refers to itself")
+        self._steps_count += 1
+        if self._steps_count > STEPS_MAX:
+            raise ConfigError(f"{place}: the template follows more than {STEPS_MAX} references")
         resolved = self._apply(function, place, depth + 1)
         return self.resolve(resolved, place, depth + 1)
 
@@ -120,20 +167,37 @@ class Resolver:
         if name == "Sub":
             return self._substituted(argument, place, depth)
         if name == "Join" and isinstance(argument, list) and len(argument) == 2 and isinstance(argument[1], list):
-            return str(argument[0]).join(str(self.resolve(part, place, depth)) for part in argument[1])
+            separator, parts = str(argument[0]), [self._text(part, place, depth) for part in argument[1]]
+            self._charge(len(separator) * len(parts), place)
+            return separator.join(parts)
         if name == "FindInMap" and isinstance(argument, list) and len(argument) == 3:
             found: Any = self._mappings
-            for key in argument:
-                found = found.get(self.resolve(key, place, depth)) if isinstance(found, dict) else None
+            for key in (self.resolve(each, place, depth) for each in argument):
+                found = found.get(key) if isinstance(found, dict) and isinstance(key, str | int) else None
             if found is not None:
                 return found
         raise ConfigError(f"{place} uses !{name}, whose value only CloudFormation knows", hint="write the value itself")
 
     def _parameter(self, name: Any, place: str) -> Any:
         if not isinstance(name, str) or name not in self._parameters:
+            shown = repr(name[:_NAME_CHARACTERS_MAX]) if isinstance(name, str) else "something"
             hint = "give the parameter a Default, or write the value itself"
-            raise ConfigError(f"{place} refers to {name!r}, which is not a parameter with a default", hint=hint)
+            raise ConfigError(f"{place} refers to {shown}, which is not a parameter with a default", hint=hint)
         return self._parameters[name]
+
+    def _text(self, value: Any, place: str, depth: int) -> str:
+        """Return a value that stands in other text."""
+        resolved = self.resolve(value, place, depth)
+        if not isinstance(resolved, str | int | float):
+            raise ConfigError(f"{place}: text cannot contain a {type(resolved).__name__}")
+        text = str(resolved)
+        self._charge(len(text), place)
+        return text
+
+    def _charge(self, characters_count: int, place: str) -> None:
+        self._characters_count += characters_count
+        if self._characters_count > CHARACTERS_MAX:
+            raise ConfigError(f"{place}: references are replaced by more than {CHARACTERS_MAX} characters")
 
     def _substituted(self, argument: Any, place: str, depth: int) -> str:
         text, local = argument if isinstance(argument, list) and len(argument) == 2 else (argument, {})
@@ -144,8 +208,7 @@ class Resolver:
             if match[1]:
                 return f"${{{match[2]}}}"
             name = match[2].strip()
-            value = local[name] if name in local else self._parameter(name, place)
-            return str(self.resolve(value, place, depth))
+            return self._text(local[name] if name in local else self._parameter(name, place), place, depth)
 
         return _VARIABLE.sub(value_of, text)
 

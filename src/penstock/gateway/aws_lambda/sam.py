@@ -29,6 +29,7 @@ MEMORY_MIB_MAX, TIME_S_MAX = 10_240, 900
 INTERPRETER_S_MAX = 30.0
 LOG = logging.getLogger("penstock.gateway.lambda")
 
+_SHOWN_MAX = 40
 _RUNTIME = re.compile(r"python(\d+)\.(\d+)")
 
 
@@ -52,15 +53,15 @@ class SamFunction:
         """Return a property that must be text."""
         value = self.resolver.resolve(self.properties.get(name, default), f"{self.place}: {name}")
         if not isinstance(value, str) or not value:
-            raise ConfigError(f"{self.place}: {name} must be text, not {value!r}")
+            raise ConfigError(f"{self.place}: {name} must be text, not a {type(value).__name__}")
         return value
 
     def number(self, name: str, default: int, *, maximum: int) -> int:
         """Return a property that must be a whole number from 1 to a bound."""
         value = self.resolver.resolve(self.properties.get(name, default), f"{self.place}: {name}")
-        text = str(value)
-        if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= maximum:
-            raise ConfigError(f"{self.place}: {name} must be a number from 1 to {maximum}, not {value!r}")
+        text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= maximum:
+            raise ConfigError(f"{self.place}: {name} must be a number from 1 to {maximum}, not {text[:_SHOWN_MAX]!r}")
         return int(text)
 
     def environment(self) -> dict[str, str]:
@@ -75,7 +76,7 @@ class SamFunction:
             if isinstance(resolved, bool):
                 resolved = str(resolved).lower()
             if not isinstance(resolved, str | int | float):
-                raise ConfigError(f"{self.place}: the variable {name} must be text, not {resolved!r}")
+                raise ConfigError(f"{self.place}: the variable {name} must be text, not a {type(resolved).__name__}")
             found[str(name)] = str(resolved)
         return found
 
@@ -164,8 +165,12 @@ def _code_dir(found: SamFunction, template: Path) -> Path:
     if "://" in uri:
         raise ConfigError(f"{found.place}: CodeUri is {uri!r}; only folders on this machine can be run")
     folder = template.parent / uri
-    if not folder.is_dir():
-        raise ConfigError(f"{found.place}: CodeUri {uri!r} is not a folder beside the template")
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # the name is too long
+        is_folder = False
+    if not is_folder:
+        raise ConfigError(f"{found.place}: CodeUri {uri[:_SHOWN_MAX]!r} is not a folder beside the template")
     return folder
 
 
@@ -205,11 +210,20 @@ def _object_lambda_of(document: Mapping[str, Any], found: SamFunction) -> tuple[
     for item in document["Resources"].values():
         if not (isinstance(item, dict) and item.get("Type") == OBJECT_LAMBDA):
             continue
-        properties = item.get("Properties") or {}
-        configuration = properties.get("ObjectLambdaConfiguration") or {}
-        for each in configuration.get("TransformationConfigurations") or ():
-            target = ((each.get("ContentTransformation") or {}).get("AwsLambda")) or {}
+        configuration = _map_of(_map_of(item, "Properties"), "ObjectLambdaConfiguration")
+        configurations = configuration.get("TransformationConfigurations")
+        for each in configurations if isinstance(configurations, list) else ():
+            target = _map_of(_map_of(each, "ContentTransformation"), "AwsLambda")
             if Resolver.names(target.get("FunctionArn"), found.name):
                 payload = found.resolver.resolve(target.get("FunctionPayload", ""), f"{found.place}: FunctionPayload")
-                return str(payload), tuple(map(str, each.get("Actions") or ("GetObject",)))
+                actions = each.get("Actions") or ["GetObject"]
+                if not isinstance(payload, str) or not isinstance(actions, list):
+                    raise ConfigError(f"{found.place}: FunctionPayload must be text, and Actions a list")
+                return payload, tuple(map(str, actions))
     return "", ("GetObject",)
+
+
+def _map_of(value: Any, name: str) -> dict[str, Any]:
+    """Return what a map has under a name if that is a map, too; else an empty one."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}

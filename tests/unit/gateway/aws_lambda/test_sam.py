@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import textwrap
@@ -134,6 +135,20 @@ WRONG = {
     "newer_python": (changed(RUNTIME, "python3.99"), "but the interpreter is"),
     "environment": (changed("CodeUri", "Environment: {Variables: [1]}, CodeUri"), "names with values"),
     "variable": (changed("CodeUri", "Environment: {Variables: {A: [1]}}, CodeUri"), "the variable A must be text"),
+    "number_of_digits": (changed("CodeUri", f"MemorySize: '{'9' * 5000}', CodeUri"), "MemorySize must be a number"),
+    "long_number": (changed("CodeUri", f"MemorySize: 0x{'f' * 9000}, CodeUri"), "not valid YAML"),
+    "alias": ("Resources: &a {b: *a}", "1 uses an alias, which CloudFormation does not support"),
+    "merge": ("a: &a {b: c}\nd: {<<: *a}", "2 uses an alias"),
+    "nesting": ("[" * 100_000, "more than 100 lists and maps within each other"),
+    "open_variables": (
+        changed("CodeUri", 'MemorySize: !Sub "' + "${" * 200_000 + '", CodeUri'),
+        "MemorySize must be a number",
+    ),
+    "map_key": (changed("a.b", "!FindInMap [Sizes, [1], {a: b}]"), "uses !FindInMap"),
+    "list_in_text": (changed("a.b", "!Sub ['${A}', {A: [1]}]"), "text cannot contain a list"),
+    "long_code": (changed("CodeUri: code", f"CodeUri: {'c' * 5000}"), "is not a folder"),
+    "dynamic": (changed("a.b", "'{{resolve:ssm:name}}'"), "Handler is a dynamic reference"),
+    "composed": (changed("a.b", "!Sub ['{{res${A}', {A: 'olve:ssm:name}}'}]"), "Handler is a dynamic reference"),
     "python_object": ("Resources: !!python/object/apply:os.system [ls]", "is not valid YAML"),
 }
 
@@ -144,6 +159,44 @@ def test_templates_that_describe_no_handler(name: str, tmp_path: Path) -> None:
     text, message = WRONG[name]
     with pytest.raises(ConfigError, match=message):
         lambda_config_of(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", "t" * 1000])
+def test_nested_references_are_bounded(tmp_path: Path, text: str) -> None:
+    """References that multiply each other are an error before they take minutes or gigabytes."""
+    value = f'"{text}"'
+    for _ in range(12):
+        value = f'!Sub ["{"${A}" * 20}", {{A: {value}}}]'
+    with pytest.raises(ConfigError, match=r"more than (10000 references|1048576 characters)"):
+        lambda_config_of(written(tmp_path, changed("a.b", value)))
+
+
+def test_a_template_is_a_regular_file(tmp_path: Path) -> None:
+    """A device without end, a pipe that nobody writes to, and a folder are refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            lambda_config_of(path)
+
+
+@pytest.mark.parametrize(
+    "line", ["A: [secret]", "A: !Ref [secret]", "A: {b: secret", "A: '{{resolve:ssm:secret}}'", "A: !Nothing secret"]
+)
+def test_an_error_shows_no_value_of_a_variable(tmp_path: Path, line: str) -> None:
+    """A message names the variable or the line, not what is in it."""
+    path = written(tmp_path, changed("CodeUri", f"Environment: {{Variables: {{{line}}}}}, CodeUri"))
+    with pytest.raises(ConfigError, match=r"variable A|Variables\.A|line 4") as raised:
+        lambda_config_of(path)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["[1]", "x", "{ObjectLambdaConfiguration: [1]}",
+    "{ObjectLambdaConfiguration: {TransformationConfigurations: [x, {ContentTransformation: [1]}]}}",
+    "{ObjectLambdaConfiguration: {TransformationConfigurations: 5}}"])  # fmt: skip
+def test_an_access_point_that_is_malformed_is_none(tmp_path: Path, value: str) -> None:
+    """An Object Lambda access point that is not one of this function changes nothing."""
+    point = f"      Point: {{Type: AWS::S3ObjectLambda::AccessPoint, Properties: {value}}}\n"
+    assert lambda_config_of(written(tmp_path, ONE + point)).actions == ("GetObject",)
 
 
 def test_references_in_a_circle_end(tmp_path: Path) -> None:
