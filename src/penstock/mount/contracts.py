@@ -28,7 +28,8 @@ class Node(NamedTuple):
         info: The object of a file; None for a directory.
         modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
         seen_s: When the store was asked for what this record says, on the monotonic clock. Its lifetime begins here.
-        st_ino: Number that programs see. It depends on the path alone, so it is the same in every version and every mount.
+        st_ino: Number that programs see, and that no other path has. It is a digest of the path, so it is the same in every
+            version and every mount, unless that is the digest of another path of the mount, too.
     """
 
     inode: int

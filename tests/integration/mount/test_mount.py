@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ import pytest
 import penstock as ps
 from connecting import connection_to
 from mounting import needs_fuse
+from penstock.mount.config import MountConfig
 from penstock.mount.fuse.mount_table import find_mount
+from penstock.mount.namespace.directories import StoreDirectories
+from penstock.mount.namespace.inodes import key_number
+from penstock.mount.serving import MountServer
 from servers.faulty import FaultyServer
 from servers.leaks import has_ended
 
@@ -192,6 +197,55 @@ def test_an_open_file_is_one_version(
     assert first in (str(errno.ESTALE), f"read {1 << 20} True")
     assert size == str(24 << 20)
     assert again == f"{25 << 20} True"
+
+
+TIMES = [
+    f"20{year}{month:02d}01{hour:02d}000{hour % 10}" for year in (23, 24) for month in (1, 5, 9) for hour in range(4)
+]
+DIRECTORIES = ["20240901120005", "20240101120006", "run_8123_0040", "run_0123_0041", *TIMES]
+SCRIPT_THAT_WALKS = """
+import os, sys
+numbers = {}
+for root, directories, files in os.walk(sys.argv[1]):
+    for name in directories + files:
+        path = os.path.join(root, name)
+        other = numbers.setdefault(os.stat(path).st_ino, path)
+        assert other == path, f"{other} and {path} have the same st_ino"
+    for name in files:
+        path = os.path.join(root, name)
+        assert open(path).read() == os.path.relpath(path, sys.argv[1]), path
+print(len(numbers))
+"""
+
+
+@pytest.mark.parametrize("bits", [64, 8])
+def test_every_path_has_its_own_files_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """Directories show their own files, and each path has an inode number of its own, also if digests are equal.
+
+    This process serves the mount, so that the digest can be cut; others use it.
+    """
+    kept = 1 << 62 | (1 << bits) - 1
+    cut = partial(StoreDirectories, number=lambda key: key_number(key) & kept)
+    monkeypatch.setattr("penstock.mount.serving.StoreDirectories", cut)
+    keys = [f"{name}/{number}/{name[number]}" for name in DIRECTORIES for number in range(12)]
+    keys += [f"{name}/{other}" for name in DIRECTORIES for other in DIRECTORIES]
+    (tmp_path / "m").mkdir()
+    with FaultyServer({key: key.encode() for key in keys}) as server:
+        config = MountConfig(
+            url=f"{server.url}/",
+            directory=str(tmp_path / "m"),
+            connection={"endpoint_url": server.endpoint_url, "anonymous": True},
+        )
+        with MountServer(config):
+            walked = run(sys.executable, "-c", SCRIPT_THAT_WALKS, tmp_path / "m")
+            assert int(walked) == len(keys) + len(DIRECTORIES) * 13
+            listed = [request for request in server.requests if request.query.get("delimiter")]
+            assert len(listed) <= 1 + len(DIRECTORIES) * 13
+            run("cp", "-r", tmp_path / "m", tmp_path / "copy")
+            run("diff", "-r", tmp_path / "m", tmp_path / "copy")
+            one, other = DIRECTORIES[:2]
+            differing = run("diff", "-rq", tmp_path / "m" / one, tmp_path / "m" / other, code=1).count(" differ\n")
+            assert differing == len(DIRECTORIES) + sum(one[at] == other[at] for at in range(12))
 
 
 def test_a_manifest_takes_the_place_of_listings(

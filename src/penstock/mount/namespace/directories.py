@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError
 from penstock.mount.contracts import ROOT_INODE, Absent, Node
 from penstock.mount.namespace.folders import Folder, FolderTable
-from penstock.mount.namespace.inodes import InodeTable, path_number
+from penstock.mount.namespace.inodes import InodeTable, key_number
 from penstock.mount.namespace.listing import PAGE_KEYS, DirectoryListing, EntriesPiece
 from penstock.mount.namespace.names import is_name
 from penstock.mount.namespace.query import PathQuery
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.mount.contracts import EntriesThen, NodeThen
-    from penstock.types import Core, ObjectInfo
+    from penstock.types import Core, Key, ObjectInfo
 
 ENTRIES_MAX = 1_000_000
 """The most entries that listings hold: about 350 MB, with no other limit reached before."""
@@ -50,7 +50,7 @@ class StoreDirectories:
         store: Store that is listed; its keys are the paths.
         ttl_s: How long an answer of the store may be used, in seconds; ``math.inf`` for as long as the mount lives.
         entries_max: The most entries that listings hold together; one listing may be longer than that.
-        number: Function that numbers paths.
+        number: Function that numbers keys, as ``key_number`` does.
 
     Cost: Two requests for a name of which nothing is known; one per 1 000 entries of a directory that is read.
     """
@@ -61,18 +61,17 @@ class StoreDirectories:
         *,
         ttl_s: float,
         entries_max: int = ENTRIES_MAX,
-        number: Callable[[int, bytes], int] = path_number,
+        number: Callable[[Key], int] = key_number,
     ) -> None:
         self._store = store
         self._ttl_s = ttl_s
         self._lock = threading.RLock()
-        self._number = number
         self._nodes = InodeTable(
             Node(ROOT_INODE, b"", ROOT_INODE, None, time.time(), time.monotonic(), ROOT_INODE), number=number
         )
-        root = Folder(ROOT_INODE, parent=ROOT_INODE, prefix="")
-        self._folders = FolderTable(root, entries_max=entries_max)
-        self._walk = WalkAhead(self._folders, child=self._child, is_listed=self._is_listed)
+        self._folders = FolderTable(entries_max=entries_max)
+        self._folders.refer(ROOT_INODE, "")
+        self._walk = WalkAhead(self._folders, is_listed=self._is_listed)
         self._questions: set[_Question] = set()
         self._latest_questions: dict[tuple[int, bytes], _Question] = {}
         self._closed = False
@@ -176,7 +175,7 @@ class StoreDirectories:
         nodes = self._nodes.refer(parent, names, infos, seen_s)
         for index, node in enumerate(nodes):
             if node[3] is None:
-                self._folders.add(node.inode, parent=parent, prefix=infos[index].key)
+                self._folders.refer(node.inode, infos[index].key)
         return nodes
 
     def forget(self, inode: int, count: int) -> None:
@@ -184,7 +183,7 @@ class StoreDirectories:
         with self._lock:
             node = self._nodes.forget(inode, count)
             if node is not None and node.is_directory:
-                self._folders.drop(inode)
+                self._folders.forget(inode)
 
     def distrust(self, node: Node) -> None:
         """Drop the listing that a file came from, because the store has another version of it now, or none."""
@@ -251,18 +250,12 @@ class StoreDirectories:
         self._folders.set_listing(folder, listing)
         return listing
 
-    def _child(self, folder: Folder, prefix: str) -> Folder:
-        name = prefix[len(folder.prefix) : -1].encode(errors="surrogateescape")
-        return self._folders.add(self._number(folder.inode, name), parent=folder.inode, prefix=prefix)
-
     def _grown(self, folder: Folder, listing: DirectoryListing, added_count: int) -> None:
         """Account for a page that has arrived, and list ahead what it shows."""
         with self._lock:
             if folder.listing is not listing:
                 return
-            for dropped in self._folders.grow(folder, added_count):
-                if self._nodes.get(dropped.inode) is None:
-                    self._folders.drop(dropped.inode)
+            self._folders.grow(added_count)
             is_news = self._folders.note_hidden(folder.prefix, listing.hidden_count)
             ahead = [self._fresh_listing(following) for following in self._walk.extend()] if not self._closed else []
         if is_news:

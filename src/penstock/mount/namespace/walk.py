@@ -30,26 +30,22 @@ class WalkAhead:
 
     Args:
         folders: The folders that are known.
-        child: Returns the folder of a sub-prefix of a folder.
         is_listed: Whether a folder has a listing that may still be used.
     """
 
-    __slots__ = ("_ahead_count", "_child", "_current", "_folders", "_is_listed", "_predicted")
+    __slots__ = ("_ahead_count", "_current", "_folders", "_is_listed", "_predicted")
 
-    def __init__(
-        self, folders: FolderTable, *, child: Callable[[Folder, str], Folder], is_listed: Callable[[Folder], bool]
-    ) -> None:
+    def __init__(self, folders: FolderTable, *, is_listed: Callable[[Folder], bool]) -> None:
         self._is_listed = is_listed
         self._folders = folders
-        self._child = child
         self._ahead_count = 0
         self._current: Folder | None = None
-        self._predicted: set[int] = set()  # inode numbers of directories that were listed ahead and not opened yet
+        self._predicted: set[str] = set()  # prefixes of directories that were listed ahead and not opened yet
 
     def opened(self, folder: Folder) -> list[Folder]:
         """Note that a program opens a directory; return the directories to list ahead."""
-        if folder.inode in self._predicted:
-            self._predicted.discard(folder.inode)
+        if folder.prefix in self._predicted:
+            self._predicted.discard(folder.prefix)
             self._ahead_count = min(2 * self._ahead_count, AHEAD_MAX)
         elif any(parent.is_read for parent in islice(self._folders.above(folder), 1)):
             # Several programs may walk at the same time, and each of them is predicted now and then.
@@ -67,7 +63,7 @@ class WalkAhead:
         missing = [folder for folder in ahead if not self._is_listed(folder)]
         if len(self._predicted) > _PREDICTED_MAX:  # a walk that leaves most directories out
             self._predicted.clear()
-        self._predicted.update(folder.inode for folder in missing)
+        self._predicted.update(folder.prefix for folder in missing)
         return missing
 
     def _following(self, folder: Folder) -> Iterator[Folder]:
@@ -81,6 +77,6 @@ class WalkAhead:
 
     def _inside(self, folder: Folder, after: str) -> Iterator[Folder]:
         for prefix in folder.sub_prefixes_after(after):
-            child = self._child(folder, prefix)
+            child = self._folders.at(prefix)
             yield child
             yield from self._inside(child, "")

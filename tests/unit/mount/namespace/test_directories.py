@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import AccessDeniedError, CancelledOperationError, PenstockError, UnavailableError
 from penstock.mount.contracts import ROOT_INODE, Absent, Node
 from penstock.mount.namespace.directories import StoreDirectories
+from penstock.mount.namespace.inodes import key_number
 from penstock.store.base import Store, Wrapper
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
@@ -326,16 +327,18 @@ def test_inode_numbers_depend_on_path_and_version() -> None:
     assert first.node(before.inode) == before, "an open handle still describes its version"
 
 
-def test_numbers_that_collide_are_kept_apart() -> None:
-    """Paths with equal hashes get numbers of their own, which stay as long as the mount lives."""
-    keys = [f"d{number % 5}/{number}" for number in range(40)]
-    directories = StoreDirectories(store_of(keys), ttl_s=0, number=lambda parent, name: (parent + len(name)) % 3 + 7)
+@pytest.mark.parametrize("number", [key_number, lambda key: 1 << 62 | key_number(key) % 3])
+def test_numbers_that_collide_are_kept_apart(number: Callable[[str], int]) -> None:
+    """Directories that programs walk through show their own files, and are listed once, also if digests are equal."""
+    keys = [f"{outer}/{inner}/{outer}" for outer in ("2024090112000", "run_0", "007", "7") for inner in range(9)]
+    keys += [f"{name}/of {name}" for name in ("20240901120005", "20240101120006", "run_8123_0040", "run_0123_0041")]
+    store = store_of(keys)
+    directories = StoreDirectories(store, ttl_s=math.inf, number=number)
+    assert walk(directories) == sorted(keys)
+    assert len(store.listed()) == 1 + 4 * (9 + 1) + 4
     nodes = {key: look_up_path(directories, key) for key in keys}
-    folders = {node.parent for node in nodes.values()}
-    assert len(folders) == 5
-    assert len({node.inode for node in nodes.values()}) == 40
-    for key, node in nodes.items():
-        assert look_up_path(directories, key).inode == node.inode
+    assert len({node.st_ino for node in nodes.values()}) == len(keys)
+    assert all(look_up_path(directories, key)[::6] == node[::6] for key, node in nodes.items())
 
 
 def test_forgotten_nodes_leave_nothing_behind() -> None:
