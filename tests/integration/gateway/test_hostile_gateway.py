@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +89,111 @@ def test_no_copy_reads_what_its_caller_may_not(start: Start, tmp_path: Path, sou
         where = {"Bucket": "open", "Key": "stolen", "UploadId": upload, "PartNumber": 1, "CopySource": source}
         assert code_of(client.upload_part_copy, **where) == code
     assert not (root / "open" / "stolen").exists()
+
+
+class Telling(BaseHTTPRequestHandler):
+    """A webhook that answers with what it was told about the client."""
+
+    def do_POST(self) -> None:
+        event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps([event["userIdentity"], event["userRequest"]]).encode()
+        self.send_response(200)
+        self.send_header("x-amz-request-route", event["getObjectContext"]["outputRoute"])
+        self.send_header("x-amz-request-token", event["getObjectContext"]["outputToken"])
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def telling() -> Iterator[str]:
+    """The URL of such a webhook."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+TELLING = """
+    import json, boto3
+    s3 = boto3.client("s3")
+    def handler(event, context):
+        where = event["getObjectContext"]
+        body = json.dumps([event["userIdentity"], event["userRequest"]]).encode()
+        s3.write_get_object_response(Body=body, RequestRoute=where["outputRoute"], RequestToken=where["outputToken"])
+"""
+TENANTS = """
+    [access_points.plain]
+    upstream = "{root}"
+    [access_points.closed]
+    upstream = "{root}"
+    webhook = {{ url = "{telling}" }}
+    keys = ["alice"]
+    [access_points.hook]
+    upstream = "{root}"
+    webhook = {{ url = "{telling}" }}
+    [access_points.shared]
+    upstream = "{root}"
+    webhook = {{ url = "{telling}", varies_by = ["Accept-Language"] }}
+    [access_points.handler]
+    upstream = "{root}"
+    handler = {{ handler = "app:handler", code_dir = "{root}" }}
+    processes = 1
+"""
+ARN = "arn:minio:s3-object-lambda::{}:webhook"
+
+
+@pytest.fixture
+def tenants(start: Start, tmp_path: Path, telling: str) -> Callable[..., tuple[int, str]]:
+    """Reads an object of a gateway with two tenants: status and body for a key, an access point and headers."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_bytes(b"x")
+    (root / "app.py").write_text(textwrap.dedent(TELLING))
+    (tmp_path / "gateway.toml").write_text(textwrap.dedent(TENANTS).format(root=root, telling=telling))
+    keys = f"alice:{SECRET}:rw,bob:{SECRET}:rw,narrow:{SECRET}:ro:plain"
+    gateway = start("--config", str(tmp_path / "gateway.toml"), PENSTOCK_GATEWAY_KEYS=keys)
+
+    def read(who: str, where: str, *, method: str = "GET", arn: str = "", **headers: str) -> tuple[int, str]:
+        client = client_of(gateway, who)
+        if arn:
+            client.meta.events.register("before-sign.s3", lambda request, **_: request.params.update(lambdaArn=arn))
+        url = client.generate_presigned_url(f"{method.lower()}_object", {"Bucket": where, "Key": "a"})
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=sent, method=method), timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return read
+
+
+@pytest.mark.parametrize("where", ["hook", "handler"])
+def test_no_answer_for_one_client_reaches_another(tenants: Callable[..., tuple[int, str]], where: str) -> None:
+    """What clients with one key send, and who they are, is in no answer for another client."""
+    headers = ("Cookie", "Accept_Language", "X_Forwarded_For", "Referer", "Origin", "User_Agent", "X_Own", "Forwarded")
+    for name in headers:
+        for value in ("of-one", "of-two"):
+            status, body = tenants("alice", where, **{name: value})
+            other = {"of-one": "of-two", "of-two": "of-one"}[value]
+            assert status == 200, body
+            assert other not in body, (name, body)
+    assert "bob" in tenants("bob", where)[1]
+    assert "bob" not in tenants("alice", where)[1]
+
+
+def test_what_varies_by_names_reaches_a_webhook(tenants: Callable[..., tuple[int, str]]) -> None:
+    """With `varies_by`, callers share answers, which show the headers that it names and no caller."""
+    german, french = (tenants("alice", "shared", Accept_Language=value, Cookie="mine") for value in ("de", "fr"))
+    assert (german, french) == tuple(tenants("bob", "shared", Accept_Language=value) for value in ("de", "fr"))
+    assert german != french
+    for _, body in (german, french):
+        assert "mine" not in body
+        assert "alice" not in body

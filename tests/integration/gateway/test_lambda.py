@@ -240,8 +240,7 @@ def test_events_context_and_environment(handler: Callable[..., LambdaConfig], ca
             assert event["userRequest"] == {
                 "url": "https://my-ap-111122223333.s3-object-lambda.eu-west-1.amazonaws.com/folder/a b.tar?width=10",
                 "headers": {
-                    "Host": "gateway",
-                    "Accept-Encoding": "identity",
+                    "Host": "my-ap-111122223333.s3-object-lambda.eu-west-1.amazonaws.com",
                     "X-Amz-Expected-Bucket-Owner": "111122223333",
                 },
             }

@@ -56,7 +56,8 @@ class LambdaBucket:
         if "HeadObject" not in self._actions:
             return await self._inner.head(request)
         query = {name: request.query[name] for name in HEAD_PARAMETERS if name in request.query}
-        url = self._sign("HEAD", request.key, query=query, headers=required_headers(request))
+        headers = required_headers(self._transform.seen(request))
+        url = self._sign("HEAD", request.key, query=query, headers=headers)
         return head_of(await self._transform.invoke("HeadObject", request, url), request.key)
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
@@ -69,7 +70,7 @@ class LambdaBucket:
         action = "ListObjectsV2" if is_v2 else "ListObjects"
         if action not in self._actions:
             return await self._inner.list_objects(request, operation)
-        headers = required_headers(request)
+        headers = required_headers(self._transform.seen(request))
         url = self._sign("GET", "", query=request.query, headers=headers)
         return listing_of(await self._transform.invoke(action, request, url), is_v2=is_v2)
 

@@ -1,4 +1,7 @@
-"""The events that handlers get, in the form of S3 Object Lambda, and the arguments by which results differ.
+"""What handlers and webhooks see of a request, the events in which they see it, and the arguments by which results differ.
+
+`seen_request` leaves out what a result does not depend on. Events are made of what it returns, and arguments name all of that:
+two requests share a result only if the handler cannot tell them apart.
 
 Source: the user guide of S3 Object Lambda, "Event context format and usage".
 """
@@ -6,7 +9,10 @@ Source: the user guide of S3 Object Lambda, "Event context format and usage".
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from penstock.gateway.objects import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,16 +81,39 @@ CLIENT_HEADERS = frozenset(
         *("x-amz-content-sha256", "x-amz-checksum-mode", "x-amz-te", "x-amz-sdk-checksum-algorithm"),
     }
 )
-"""Headers that client libraries add by themselves. They are in the event, but equal requests may differ in them."""
+"""Headers that client libraries, browsers and proxies add by themselves. Equal requests differ in them, so handlers do not get
+them unless ``varies_by`` names them."""
+
+HIDDEN_HEADERS = SIGNING_HEADERS | GATEWAY_HEADERS
+"""Headers that handlers never get."""
 
 CLIENT_PREFIXES = ("amz-sdk-", "sec-", "x-forwarded-", "x-b3-", "x-datadog-")
 GATEWAY_PARAMETERS = frozenset({"partnumber", "range", "lambdaarn", "x-penstock-length"})
+CALLER = "caller"
+"""Stands for the access key in ``varies_by``."""
+
 CONTEXTS = {
     "GetObject": "getObjectContext",
     "HeadObject": "headObjectContext",
     "ListObjects": "listObjectsContext",
     "ListObjectsV2": "listObjectsV2Context",
 }
+
+
+def seen_request(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> GatewayRequest:
+    """Return a request without the parameters, headers and caller that its handler or webhook does not get.
+
+    Args:
+        request: The client's request.
+        varies_by: What the handler gets beside the query, as in ``LambdaConfig``; headers are spelled as here.
+    """
+    query = {name: value for name, value in request.query.items() if is_for_handler(name)}
+    if varies_by is None:
+        headers = {name: value for name, value in request.headers.items() if _is_custom(name.lower())}
+        return replace(request, query=query, headers=headers)
+    names = [name for name in varies_by if name in request.headers and name.lower() not in {CALLER, *HIDDEN_HEADERS}]
+    caller = request.caller if CALLER in map(str.lower, varies_by) else Caller("", False)
+    return replace(request, query=query, headers={name: request.headers[name] for name in names}, caller=caller)
 
 
 def event_of(
@@ -98,21 +127,25 @@ def event_of(
 
     Args:
         request: The client's request.
-        access_point: The access point that it addresses.
+        access_point: The access point that it addresses, with a handler.
         operation: ``GetObject``, ``HeadObject``, ``ListObjects`` or ``ListObjectsV2``.
         context: ``inputS3Url``, and for ``GetObject`` also ``outputRoute`` and ``outputToken``.
     """
     place = f"{access_point.region}:{access_point.account}:accesspoint/{access_point.name}"
-    payload = access_point.handler.payload if access_point.handler is not None else ""
+    assert access_point.handler is not None, "the caller has checked it"
+    request = seen_request(request, access_point.handler.varies_by)
     return {
         "xAmzRequestId": request.request_id,
         CONTEXTS[operation]: dict(context),
         "configuration": {
             "accessPointArn": f"arn:aws:s3-object-lambda:{place}",
             "supportingAccessPointArn": f"arn:aws:s3:{place}",
-            "payload": payload,
+            "payload": access_point.handler.payload,
         },
-        "userRequest": {"url": user_url(request, access_point), "headers": user_headers(request)},
+        "userRequest": {
+            "url": user_url(request, access_point),
+            "headers": {"Host": _host(access_point), **request.headers},
+        },
         "userIdentity": {
             "type": "IAMUser",
             "principalId": request.caller.access_key,
@@ -128,28 +161,20 @@ def event_of(
 def user_url(request: GatewayRequest, access_point: AccessPoint) -> str:
     """Return ``userRequest.url``: decoded, at the access point's host name on AWS; handlers take the key from its path.
 
-    Parameters that sign the request or choose a part of the result are left out.
+    Parameters are in the order of their names.
     """
-    host = f"{access_point.name}-{access_point.account}.s3-object-lambda.{access_point.region}.amazonaws.com"
-    query = "&".join(f"{name}={value}" if value else name for name, value in user_query(request).items())
-    return f"https://{host}/{request.key}" + (f"?{query}" if query else "")
+    query = "&".join(f"{name}={value}" if value else name for name, value in sorted(request.query.items()))
+    return f"https://{_host(access_point)}/{request.key}" + (f"?{query}" if query else "")
 
 
-def user_query(request: GatewayRequest) -> dict[str, str]:
-    """Return the parameters of the query that the handler gets."""
-    return {name: value for name, value in request.query.items() if is_for_handler(name)}
+def _host(access_point: AccessPoint) -> str:
+    return f"{access_point.name}-{access_point.account}.s3-object-lambda.{access_point.region}.amazonaws.com"
 
 
 def is_for_handler(parameter: str) -> bool:
     """Whether the handler gets a parameter of the query. It does not get signatures, part numbers and response headers."""
     lower = parameter.lower()
     return lower not in GATEWAY_PARAMETERS and not lower.startswith(("x-amz-", "response-"))
-
-
-def user_headers(request: GatewayRequest) -> dict[str, str]:
-    """Return ``userRequest.headers``, without those that sign the request or that the gateway evaluates itself."""
-    hidden = SIGNING_HEADERS | GATEWAY_HEADERS
-    return {name: value for name, value in request.headers.items() if name.lower() not in hidden}
 
 
 def required_headers(request: GatewayRequest) -> dict[str, str]:
@@ -162,23 +187,19 @@ def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None, *, 
 
     Args:
         request: The client's request.
-        varies_by: Names that the result depends on, as in ``LambdaConfig``. None takes everything by which the handler can tell
-            requests apart: an answer for one caller, perhaps with names left out, must not be sent to another.
+        varies_by: What the handler gets beside the query, as in ``LambdaConfig``.
         epoch: Value of ``x-penstock-epoch`` if the query does not have it; empty for none.
     """
-    arguments = {f"query:{name}": value for name, value in user_query(request).items()}
-    wanted = None if varies_by is None else {name.lower() for name in varies_by}
-    if wanted is None or "caller" in wanted:
-        arguments["caller"] = request.caller.access_key
-    for name, value in request.headers.items():
-        lower = name.lower()
-        if lower in wanted if wanted is not None else _is_custom(lower):
-            arguments[f"header:{lower}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+    seen = seen_request(request, varies_by)
+    arguments = {f"query:{name}": value for name, value in seen.query.items()}
+    if seen.caller.access_key:
+        arguments[CALLER] = seen.caller.access_key
+    for name, value in seen.headers.items():
+        arguments[f"header:{name}"] = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
     if epoch:
         arguments.setdefault("query:x-penstock-epoch", epoch)
     return arguments
 
 
 def _is_custom(lower: str) -> bool:
-    known = CLIENT_HEADERS | SIGNING_HEADERS | GATEWAY_HEADERS
-    return lower not in known and not lower.startswith(CLIENT_PREFIXES)
+    return not (lower in CLIENT_HEADERS or lower in HIDDEN_HEADERS or lower.startswith(CLIENT_PREFIXES))

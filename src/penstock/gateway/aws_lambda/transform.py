@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers
+from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers, seen_request
 from penstock.gateway.aws_lambda.fingerprint import digest_of_code
 from penstock.gateway.aws_lambda.pool import HandlerPool
 from penstock.gateway.aws_lambda.worker import HandlerSettings
@@ -76,8 +76,12 @@ class LambdaTransform:
         await self._pool.start()
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
-        """Return the query, the caller and the headers on which the handler's answer may depend."""
+        """Return the query, the caller and the headers that the handler gets."""
         return arguments_of(request, self._config.varies_by, epoch=self._access_point.epoch)
+
+    def seen(self, request: GatewayRequest) -> GatewayRequest:
+        """Return what the handler gets of a request."""
+        return seen_request(request, self._config.varies_by)
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the handler knows."""
@@ -101,7 +105,7 @@ class LambdaTransform:
         worker = await self._pool.acquire()
         with self._responses.expect(output) as pending:
             try:
-                url = source.signed_url(required_headers(request))
+                url = source.signed_url(required_headers(self.seen(request)))
                 context = {"inputS3Url": url, "outputRoute": pending.route, "outputToken": pending.token}
                 event = event_of(request, self._access_point, operation="GetObject", context=context)
             except BaseException:
@@ -148,9 +152,15 @@ class LambdaTransform:
 
 
 def _identity_of(access_point: AccessPoint, code: str) -> str:
-    """Return what the handler's answers depend on: its name, code, settings and the version of the access point."""
+    """Return what the handler's answers depend on beside the request: code, settings, and the place that events name."""
     config = access_point.handler
     assert config is not None, "the caller has checked it"
-    parts = [config.handler, code, config.payload, sorted(config.environment.items()), access_point.version]
+    place = [
+        access_point.name,
+        access_point.account,
+        access_point.region,
+        sorted(access_point.renamed_suffixes.items()),
+    ]
+    parts = [config.handler, code, config.payload, sorted(config.environment.items()), access_point.version, place]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return f"lambda:{config.handler}:{digest}"

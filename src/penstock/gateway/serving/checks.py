@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB, MIB, check_number, check_whole
 from penstock.errors import ConfigError
+from penstock.gateway.aws_lambda.events import CALLER, HIDDEN_HEADERS
 from penstock.gateway.serving.values import suggestion
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _REGION = re.compile(r"[a-z0-9-]{1,64}")
 _DOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,62})(?:\.[a-z0-9-]{1,63})*(?::[0-9]{1,5})?")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)?")
 
 
@@ -310,6 +312,7 @@ def _check_handler(handler: LambdaConfig, named: Callable[..., str]) -> None:
         if action not in ACTIONS:
             hint = suggestion(action, ACTIONS)
             raise ConfigError(f"{named('handler.actions')}: there is no action {action!r}", hint=hint)
+    _check_varies_by(handler.varies_by, named("handler.varies_by"))
 
 
 def _check_webhook(webhook: WebhookConfig, named: Callable[..., str]) -> None:
@@ -317,6 +320,14 @@ def _check_webhook(webhook: WebhookConfig, named: Callable[..., str]) -> None:
         raise ConfigError(f"{named('webhook.url')}={webhook.url!r} is not an http:// or https:// URL")
     _check_token(webhook.token, named("webhook.token"))
     check_number(named("webhook.time_s_max"), webhook.time_s_max, 0, 86400, opened=True)
+    _check_varies_by(webhook.varies_by, named("webhook.varies_by"))
+
+
+def _check_varies_by(names: tuple[str, ...] | None, what: str) -> None:
+    for name in names or ():
+        if name.lower() in HIDDEN_HEADERS or not _HEADER_NAME.fullmatch(name):
+            hint = f"names of headers that are not about signatures, ranges or conditions, and {CALLER!r}"
+            raise ConfigError(f"{what}: {name!r} is nothing that is passed on", hint=hint)
 
 
 def _check_token(token: str, name: str) -> None:

@@ -6,6 +6,7 @@ Source: the server of MinIO, ``cmd/object-lambda-handlers.go``.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import aiohttp
 from yarl import URL
 
 from penstock.errors import ConfigError
-from penstock.gateway.aws_lambda.events import arguments_of, required_headers, user_headers, user_query
+from penstock.gateway.aws_lambda.events import arguments_of, required_headers, seen_request
 from penstock.gateway.objects import S3Error
 from penstock.gateway.webhooks.authorization import authorization_of
 from penstock.gateway.webhooks.response_head import response_head
@@ -55,7 +56,8 @@ class WebhookTransform:
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"the webhook's URL {config.url!r} must begin with http:// or https://")
         self.name = f"webhook:{url.host}"
-        self.identity = f"webhook:{hashlib.sha256(f'{config.url} {access_point.version}'.encode()).hexdigest()}"
+        parts = [config.url, access_point.version, sorted(access_point.renamed_suffixes.items())]
+        self.identity = f"webhook:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
         self.is_deterministic = access_point.deterministic is not False
         self._access_point = access_point
         self._config: WebhookConfig = config
@@ -66,8 +68,10 @@ class WebhookTransform:
         """Do nothing: a webhook may come up after the gateway."""
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
-        """Return the query, the caller and the headers on which the webhook's response may depend."""
-        return arguments_of(request, None, epoch=self._access_point.epoch)
+        """Return the query, the caller and the headers that the webhook gets, and the bucket, which is in the event's URL."""
+        return arguments_of(request, self._config.varies_by, epoch=self._access_point.epoch) | {
+            "bucket": request.bucket
+        }
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the webhook knows."""
@@ -88,7 +92,7 @@ class WebhookTransform:
             S3Error: The webhook cannot be reached, takes too long, answers with an error, or does not follow the dialect.
         """
         del arguments, span
-        event = webhook_event(source, request)
+        event = webhook_event(source, seen_request(request, self._config.varies_by))
         headers = {"Accept-Encoding": "identity"}
         if authorization := authorization_of(self._config.token):
             headers["Authorization"] = authorization
@@ -121,8 +125,8 @@ class WebhookTransform:
 
 
 def webhook_event(source: Source, request: GatewayRequest) -> dict[str, dict[str, object]]:
-    """Return the event for a GET in MinIO's form."""
-    url = URL.build(path=f"/{request.bucket}/{request.key}", query=user_query(request))
+    """Return the event in MinIO's form for a GET, of which `request` has only what ``seen_request`` leaves."""
+    url = URL.build(path=f"/{request.bucket}/{request.key}", query=sorted(request.query.items()))
     return {
         "protocolVersion": "",  # type: ignore[dict-item]
         "getObjectContext": {
@@ -137,7 +141,7 @@ def webhook_event(source: Source, request: GatewayRequest) -> dict[str, dict[str
         },
         "userRequest": {
             "url": str(url),
-            "headers": {name: [value] for name, value in user_headers(request).items()},
+            "headers": {name: [value] for name, value in request.headers.items()},
         },
     }
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.aws_lambda.events import arguments_of, required_headers, user_url
-from penstock.gateway.config import AccessPoint
+import pytest
+from multidict import CIMultiDict
+
+from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers, seen_request, user_url
+from penstock.gateway.config import AccessPoint, LambdaConfig
 from penstock.gateway.objects import Caller, GatewayRequest
+from penstock.gateway.webhooks.transform import webhook_event
 
 
 def asked(**changes: Any) -> GatewayRequest:
@@ -15,7 +19,8 @@ def asked(**changes: Any) -> GatewayRequest:
         "method": "GET", "bucket": "ap", "key": "a b/ä?.tar", "query": {}, "headers": {}, "caller": Caller("AK", False),
         "url": "http://g/", "remote": "", "request_id": "R",
     }  # fmt: skip
-    return GatewayRequest(**(fields | changes))
+    fields |= changes
+    return GatewayRequest(**fields | {"headers": CIMultiDict(fields["headers"])})
 
 
 def test_what_clients_add_by_themselves_does_not_matter() -> None:
@@ -31,26 +36,56 @@ def test_what_clients_add_by_themselves_does_not_matter() -> None:
     assert arguments_of(asked(headers=headers, query=query), None) == arguments_of(asked(), None)
 
 
-def test_what_handlers_can_see_matters() -> None:
-    """Another caller, another query or a header of the application's own make another result."""
+SEEN = ["Cookie", "Accept-Language", "X-Forwarded-For", "Referer", "Origin", "User-Agent", "Host", "Accept", "X-Real-IP",
+        "Sec-Fetch-User", "X-Tenant", "x-tenant", "X-Amz-Request-Payer", "Cache-Control", "traceparent"]  # fmt: skip
+
+
+def shown(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> tuple[Any, ...]:
+    """All that a handler and a webhook see of a request."""
+    handler = LambdaConfig(handler="app:handler", varies_by=varies_by)
+    point, seen = AccessPoint(name="ap", upstream="memory://", handler=handler), seen_request(request, varies_by)
+
+    class Source:
+        def signed_url(self, headers: Any) -> str:
+            return str(sorted(headers.items()))
+
+    hook: Any = webhook_event(Source(), seen)  # type: ignore[arg-type]
+    return event_of(request, point, operation="GetObject", context={}), hook["userIdentity"], hook["userRequest"]
+
+
+@pytest.mark.parametrize("varies_by", [None, (), ("caller",), ("cookie", "X-Tenant", "host"), ("User-Agent", "caller")])
+def test_requests_that_share_a_result_look_alike(varies_by: tuple[str, ...] | None) -> None:
+    """Whatever a handler or a webhook can see of a request is an argument of its result; what is none, it does not see."""
+    plain = asked(headers={"Host": "g"})
     variants = [
-        asked(),
-        asked(caller=Caller("other", False)),
-        asked(query={"width": "1"}),
-        asked(query={"width": "2"}),
-        asked(headers={"X-Tenant": "1"}),
-        asked(headers={"X-Tenant": "2"}),
+        plain,
+        asked(headers={"Host": "g"}, caller=Caller("other", False)),
+        asked(headers={"Host": "g"}, caller=Caller("", False)),
+        *(asked(headers={"Host": "g"}, query=query) for query in ({"w": "1"}, {"w": "2"}, {"w": "1", "v": "2"})),
+        *(asked(headers={"Host": "g", name: value}) for name in SEEN for value in ("one", "two")),
     ]
-    assert len({tuple(sorted(arguments_of(each, None).items())) for each in variants}) == len(variants)
+    for one in variants:
+        for other in variants:
+            is_shared = arguments_of(one, varies_by) == arguments_of(other, varies_by)
+            assert is_shared == (shown(one, varies_by) == shown(other, varies_by)), (one, other)
 
 
-def test_an_access_point_can_say_what_matters() -> None:
-    """With `varies_by`, only the query and what it names matter."""
-    one = asked(headers={"X-Tenant": "1", "X-Other": "1"})
-    other = asked(headers={"x-tenant": "1", "X-Other": "2"}, caller=Caller("other", False))
-    assert arguments_of(one, ("X-Tenant",)) == arguments_of(other, ("X-Tenant",))
-    assert arguments_of(one, ("X-Tenant", "caller")) != arguments_of(other, ("X-Tenant", "caller"))
-    assert arguments_of(one, ()) == {}
+@pytest.mark.parametrize(
+    ("varies_by", "headers", "caller"),
+    [
+        (None, {"X-Tenant": "1"}, "AK"),
+        ((), {}, ""),
+        (("Cookie", "x-absent"), {"Cookie": "c"}, ""),
+        (("x-tenant", "caller", "Range"), {"x-tenant": "1"}, "AK"),
+    ],
+)
+def test_an_access_point_can_say_what_is_passed(
+    varies_by: tuple[str, ...] | None, headers: dict[str, str], caller: str
+) -> None:
+    """With `varies_by`, the handler sees the headers that it names, as it spells them, and the caller only if it says so."""
+    sent = {"X-Tenant": "1", "Cookie": "c", "User-Agent": "u", "Range": "bytes=0-1"}
+    seen = seen_request(asked(headers=sent), varies_by)
+    assert (dict(seen.headers), seen.caller.access_key) == (headers, caller)
 
 
 def test_secrets_in_headers_are_not_in_the_arguments() -> None:
@@ -61,7 +96,8 @@ def test_secrets_in_headers_are_not_in_the_arguments() -> None:
 def test_the_url_is_decoded_and_has_the_key_as_its_path() -> None:
     """``userRequest.url`` has AWS's host, the decoded key, and the parameters that are the handler's business."""
     point = AccessPoint(name="ap", upstream="memory://", account="111122223333")
-    url = user_url(asked(query={"a": "b c", "flag": "", "X-Amz-Signature": "1", "partNumber": "1"}), point)
+    query = {"flag": "", "a": "b c", "X-Amz-Signature": "1", "partNumber": "1"}
+    url = user_url(seen_request(asked(query=query), None), point)
     assert url == "https://ap-111122223333.s3-object-lambda.us-east-1.amazonaws.com/a b/ä?.tar?a=b c&flag"
 
 

@@ -54,6 +54,11 @@ POINTS = {
     "transform's folder": ({"transform": "gzip", "folder": "/no/folder"}, "folder: /no/folder is not a directory"),
     "epoch": ({"transform": "gzip", "epoch": "x"}, "epoch='x' must be a whole number"),
     "calls": ({"calls_max": -1}, "calls_max=-1"),
+    "a signature": (
+        {"handler": LambdaConfig(handler="m.f", varies_by=("Authorization",))},
+        "varies_by: 'Authorization' is nothing that is passed on",
+    ),
+    "a range": ({"webhook": WebhookConfig(url="http://h/", varies_by=("Range",))}, "varies_by: 'Range' is nothing"),
     "account": ({"account": "12"}, "must have 12 digits"),
     "region": ({"region": "Mars!"}, "is not a region"),
     "time": ({"time_s_max": 0}, "time_s_max=0 must be a number, more than 0"),
