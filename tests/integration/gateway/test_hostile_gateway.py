@@ -197,3 +197,13 @@ def test_what_varies_by_names_reaches_a_webhook(tenants: Callable[..., tuple[int
     for _, body in (german, french):
         assert "mine" not in body
         assert "alice" not in body
+
+
+def test_no_webhook_runs_for_a_key_that_may_not_use_it(tenants: Callable[..., tuple[int, str]]) -> None:
+    """A key that may use a bucket runs no webhook on it by ``lambdaArn`` that it may not use by name."""
+    assert tenants("alice", "plain", arn=ARN.format("closed"))[0] == 200
+    assert tenants("bob", "plain", arn=ARN.format("hook"))[0] == 200
+    for who, hook in (("bob", "closed"), ("narrow", "closed"), ("narrow", "hook")):
+        for method in ("GET", "HEAD"):
+            assert tenants(who, hook, method=method)[0] == 403
+            assert tenants(who, "plain", method=method, arn=ARN.format(hook))[0] == 403

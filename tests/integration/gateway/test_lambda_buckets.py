@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway.authentication.verifying import OpenAuthenticator
 from penstock.gateway.aws_lambda import LambdaBucket
 from penstock.gateway.config import LambdaConfig
 from penstock.gateway.objects import Answer, ObjectHead, S3Error
@@ -122,7 +123,7 @@ def test_requests_that_name_a_webhook() -> None:
     async def run() -> None:
         async with endpoint() as server:
             plain, made = Named("plain"), Named("made")
-            bucket = ArnBucket(plain, targets={"hook": made})
+            bucket = ArnBucket(plain, targets={"hook": made}, authenticator=OpenAuthenticator())
             arn = {"lambdaArn": "arn:minio:s3-object-lambda::hook:webhook"}
             assert await bucket.open(server.request(), None) == "plain"
             assert await bucket.open(server.request(query=arn), None) == "made"

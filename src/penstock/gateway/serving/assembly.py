@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
-    from penstock.gateway.objects import Bucket, BucketTable, Transform
+    from penstock.gateway.objects import Authenticator, Bucket, BucketTable, Transform
     from penstock.gateway.serving.control import WorkerOrder
     from penstock.store.base import Store
 
@@ -47,6 +47,7 @@ class Assembly:
     Args:
         order: The configuration and keys of the process.
         metrics: Takes what the parts count.
+        authenticator: Says who may use which webhook; None if no requests of clients are answered.
 
     Attributes:
         buckets: The table of all buckets, once ``start`` has returned.
@@ -59,10 +60,11 @@ class Assembly:
 
     buckets: BucketTable
 
-    def __init__(self, order: WorkerOrder, *, metrics: Metrics) -> None:
+    def __init__(self, order: WorkerOrder, *, metrics: Metrics, authenticator: Authenticator | None = None) -> None:
         self._config = order.config
         self._order = order
         self._metrics = metrics
+        self._authenticator = authenticator
         self._stores: list[Store] = []
         self._hot = HotBodies(process_budget())
         self._points: dict[str, Bucket] = {}
@@ -131,7 +133,7 @@ class Assembly:
         """Return a bucket whose requests may name the webhooks of the gateway's access points, as on MinIO."""
         plain = sources[point.name]
         hooks = [each for each in self._config.access_points if each.webhook is not None]
-        if not hooks or self.results is None or self._internal is None:
+        if not hooks or self.results is None or self._internal is None or self._authenticator is None:
             return plain
         links = InternalLinks(point, plain.store, internal=self._internal)
         targets: dict[str, Bucket] = {}
@@ -140,7 +142,7 @@ class Assembly:
             transform = self.transforms[hook.name]
             made = TransformedBucket(target, plain, transform=transform, results=self.results, links=links)
             targets[hook.name] = made
-        return ArnBucket(plain, targets=targets)
+        return ArnBucket(plain, targets=targets, authenticator=self._authenticator)
 
     def routes(self) -> dict[str, Callable[[BaseRequest], Awaitable[StreamResponse]]]:
         """Return handlers of paths at the public endpoint that are not S3's."""

@@ -73,11 +73,12 @@ class GatewayProcess:
         if config.workers > 1:
             share_machine(config.workers)
         set_process_budget(_budget_bytes(config.workers))
-        self._assembly = Assembly(self._order, metrics=self._metrics)
+        authenticator = self._make_authenticator()
+        self._assembly = Assembly(self._order, metrics=self._metrics, authenticator=authenticator)
         await self._assembly.start()
         self._front = Front(
             self._assembly.buckets,
-            self._make_authenticator(),
+            authenticator,
             limits=config.limits,
             metrics=self._metrics,
             log=self._activity,

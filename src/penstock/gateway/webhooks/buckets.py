@@ -10,7 +10,15 @@ from penstock.gateway.objects import S3Error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.gateway.objects import Answer, Bucket, GatewayRequest, ObjectHead, OpenObject, RequestBody
+    from penstock.gateway.objects import (
+        Answer,
+        Authenticator,
+        Bucket,
+        GatewayRequest,
+        ObjectHead,
+        OpenObject,
+        RequestBody,
+    )
     from penstock.types import ByteRange, ListPage, Page
 
 PARAMETER = "lambdaArn"
@@ -24,14 +32,16 @@ class ArnBucket:
 
     Args:
         plain: The bucket.
-        targets: The same bucket through a transform, by the ID of the webhook in ARNs.
+        targets: The same bucket through a transform, by the ID of the webhook in ARNs: the name of its access point.
+        authenticator: Says whether the caller may use that access point.
     """
 
-    def __init__(self, plain: Bucket, *, targets: Mapping[str, Bucket]) -> None:
+    def __init__(self, plain: Bucket, *, targets: Mapping[str, Bucket], authenticator: Authenticator) -> None:
         self.name = plain.name
         self.created_s = plain.created_s
         self._plain = plain
         self._targets = dict(targets)
+        self._authenticator = authenticator
 
     async def head(self, request: GatewayRequest) -> ObjectHead:
         """Describe an object, transformed if the request names a webhook."""
@@ -58,7 +68,7 @@ class ArnBucket:
         """Return the bucket that a request means.
 
         Raises:
-            S3Error: The ARN is malformed, or names no webhook of the configuration.
+            S3Error: The ARN is malformed, names no webhook of the configuration, or one that the caller may not use.
         """
         arn = request.query.get(PARAMETER)
         if arn is None:
@@ -66,6 +76,8 @@ class ArnBucket:
         match = _ARN.fullmatch(arn)
         if match is None:
             raise S3Error("LambdaARNInvalid", "The specified lambda ARN is invalid.", status=400)
+        if not self._authenticator.may_use(request.caller, match[1]):
+            raise S3Error("AccessDenied", "Access Denied", status=403)
         target = self._targets.get(match[1])
         if target is None:
             raise S3Error("LambdaARNNotFound", "The specified lambda ARN does not exist.", status=404)
