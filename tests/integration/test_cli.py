@@ -188,6 +188,21 @@ def test_sync_deletes_nothing_when_the_listing_fails(
     assert tree(tmp_path) == {"extra": b"x"}
 
 
+@pytest.mark.parametrize("unordered", ["source", "target"])
+def test_sync_deletes_nothing_when_a_listing_is_in_no_order(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path, unordered: str
+) -> None:
+    """A server that lists in no order ends the command: what the source has too is not deleted from the target."""
+    for number in range(40):
+        faulty.objects[f"d/{number:02}"] = b"x"
+        (tmp_path / f"{number:02}").write_bytes(b"x")
+    faulty.fail("reversed_listing", times=None)
+    ends = ["s3://bucket/d/", str(tmp_path)]
+    ended = at_faulty("sync", "--delete", *(ends if unordered == "source" else reversed(ends)))
+    assert (ended.returncode, len(tree(tmp_path)), len(faulty.objects)) == (1, 40, 40)
+    assert b"not in the order of its keys" in ended.stderr
+
+
 def test_sync_knows_its_source_under_other_keys(faulty: FaultyServer) -> None:
     """Nested folders of one bucket are refused, whoever asks for them; those of equal name at two endpoints are not."""
     for key in ("d/a", "d/x/b"):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import socket
 import ssl
 import struct
@@ -329,6 +330,9 @@ class FaultyServer:
                 response.body = bytes(body)
             case "truncated_listing":
                 response.body = response.body[: len(response.body) // 2]
+            case "reversed_listing":
+                rows = re.findall(rb"<Contents>.*?</Contents>", response.body)
+                response.body = response.body.replace(b"".join(rows), b"".join(reversed(rows)))
         return response
 
     def _head(self, response: Response, length: int | None, *, chunked: bool = True) -> bytes:

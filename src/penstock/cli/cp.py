@@ -106,6 +106,7 @@ class CopyPlan:
 
     Attributes:
         extras: Keys in the target that the source does not have; complete when ``run`` returns.
+        left_out: Keys in the target whose names the source has for something that is not copied, such as a broken link.
 
     Raises:
         ConfigError: The target is the source itself, lies inside it, or is an object while the source is a folder.
@@ -126,6 +127,7 @@ class CopyPlan:
         self.overwrite = overwrite
         self.deletes = deletes
         self.extras: list[Key] = []
+        self.left_out: list[Key] = []
         self._refuse_overlap()
         report.set_plan(self)
 
@@ -235,8 +237,9 @@ class CopyPlan:
             return  # the copy makes it
 
     def _note_extra(self, key: Key) -> None:
-        if self.deletes and self.source.takes(key[len(self.target_prefix) :]):
-            self.extras.append(key)
+        name = key[len(self.target_prefix) :]
+        if self.deletes and self.source.takes(name):
+            (self.left_out if self.source.leaves_out(name) else self.extras).append(key)
 
 
 class TargetListing:

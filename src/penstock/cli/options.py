@@ -162,6 +162,13 @@ class StoreLocation:
         return self.root_url == other.root_url and endpoint_of(self.store) == endpoint_of(other.store)
 
     @property
+    def root_path(self) -> Path:
+        """Path of the directory that is the store, if ``path`` is not None."""
+        from penstock.compose import local_path
+
+        return local_path(self.root_url)
+
+    @property
     def name(self) -> str:
         """Name of a copy of the object in a folder; for a signed URL, without its signature."""
         if not self.url.startswith(("http://", "https://")):

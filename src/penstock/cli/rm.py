@@ -84,12 +84,10 @@ def _check(selection: Selection, *, recursive: bool, whole_bucket: bool) -> None
 
 def removable(location: StoreLocation, keys: Iterable[Key]) -> Iterator[Key]:
     """Yield `keys` without the files of this machine that lie behind a link to a directory: they belong elsewhere."""
-    from penstock.compose import local_path
-
     if location.path is None:
         yield from keys
         return
-    root = local_path(location.root_url)
+    root = location.root_path
     is_linked = {root: False}
 
     def lies_behind_link(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from penstock.cli.options import StoreLocation, Stores
     from penstock.types import Key, ObjectInfo
+
+
+_NO_SUCH_NAME = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,20 @@ class Selection:
     def takes(self, key: Key) -> bool:
         """Return whether `key`, relative to ``prefix``, is one of the objects."""
         return self._matches(key) and self._filter.takes(key)
+
+    def leaves_out(self, key: Key) -> bool:
+        """Return whether this machine has something at `key`, relative to ``prefix``, although listings leave it out.
+
+        Such are links that lead nowhere, pipes, devices, what may not be looked at, and files that are new.
+        """
+        if self.location.path is None:
+            return False
+        path = self.location.root_path / (self.prefix + key)
+        try:
+            path.lstat()
+        except (OSError, ValueError) as error:
+            return isinstance(error, OSError) and error.errno not in _NO_SUCH_NAME
+        return not path.is_dir()
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         self.count = self._left_out_count = 0

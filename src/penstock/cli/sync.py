@@ -52,6 +52,12 @@ def sync(
         plan.run(dry_run=dry_run)
         if selection.count or not allow_empty:
             selection.check_found()
+        if plan.left_out:
+            example = plan.target.store.describe(plan.left_out[0])
+            report.print_message(
+                f"penstock: {len(plan.left_out)} objects are not deleted, such as {example}, because SRC has something of this "
+                "name that is not copied: a link that leads nowhere, a pipe or a device"
+            )
         extras = removable(plan.target, plan.extras)
         if dry_run:
             for key in extras:

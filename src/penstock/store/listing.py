@@ -19,12 +19,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
 from penstock.store.key_space import FIRST_GUESSES, GuessBudget, dense_sub_prefix, next_pages
+from penstock.store.sorted_pages import check_order
 from penstock.tracebacks import boundary
 from penstock.types import ListPage, ObjectInfo
 
@@ -74,7 +76,8 @@ def list_objects(
 
     Raises:
         ConfigError: At once, if an argument is not valid.
-        StoreError: While iterating; the iterator then ends and cancels the rest, as it does when it is dropped.
+        StoreError: While iterating; the iterator then ends and cancels the rest, as it does when it is dropped. Among others,
+            a ``ProtocolError`` if the store's pages are not in key order, repeat keys, or have keys of another prefix.
 
     Cost: One request per page of a flat prefix, and up to twice as many if its keys are no numbers. For a prefix that is
         split, one per page of each sub-prefix and one per 1 000 sub-prefixes. Holds at most ``PAGES_MAX`` pages.
@@ -156,7 +159,7 @@ class _Segment:
         self.after = after
         self.token = token
         self.objects = objects
-        self.seen = ""  # the last object or sub-prefix of the pages before, if it is listed for sub-prefixes
+        self.seen = ""  # the last key or sub-prefix of the pages before, whether wanted or not
         self.finds: _Split | None = None  # the prefix whose sub-prefixes it is listed for, with a delimiter
         self.child_of: _Split | None = None  # the prefix that it was found as a sub-prefix of
         self.flat_count = 0  # pages to list flat before a split is considered again
@@ -294,7 +297,10 @@ class _ParallelListing:
                 url=self._url,
                 hint="this server does not page its listings as S3 does",
             )
+        seen = check_order(page, segment.prefix, after=segment.seen, url=self._url)
         rest = self._rest_found(segment, page) if segment.finds else self._rest(segment, page)
+        if rest is not None and rest.token is not None:
+            rest.seen = seen
         parts = [] if rest is None else [rest, *self._cut(segment, rest, page)]
         if segment.finds is not None and self._recursive:
             segment.objects = []
@@ -363,9 +369,7 @@ class _ParallelListing:
         """Return the segment of the next page with a delimiter; None if this was the last."""
         if page.next_token is None:
             return None
-        last = max(page.objects[-1].key if page.objects else "", page.prefixes[-1] if page.prefixes else "")
         rest = _Segment(segment.prefix, low=segment.low, token=page.next_token)
-        rest.seen = max(last, segment.seen)
         rest.finds = segment.finds
         return rest
 
@@ -374,7 +378,7 @@ class _ParallelListing:
         last, low = segment, segment.low
         for info in _merged(page):
             inside = info.is_prefix and low.startswith(info.key)  # `low` is one of its keys
-            if info.key <= segment.seen or (info.key <= low and not inside):
+            if info.key <= low and not inside:
                 continue
             if info.is_prefix:
                 child = _Segment(info.key, low=low if inside else "", after=low if inside else "")
@@ -391,8 +395,7 @@ class _ParallelListing:
         return last
 
 
-def _key(info: ObjectInfo) -> str:
-    return info.key
+_key = attrgetter("key")
 
 
 def _merged(page: Page) -> list[ObjectInfo]:

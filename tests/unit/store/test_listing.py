@@ -300,3 +300,62 @@ def test_arguments_are_checked_at_the_call():
         with pytest.raises(ConfigError):
             listing.list_objects(core, "", **changes)
     assert core.operations == []
+
+
+class Unordered(Counting):
+    """A store that lists `keys` as they come, as S3 Express does: what begins after a key is given in no order."""
+
+    def __init__(self, keys):
+        super().__init__(None)
+        self.keys = keys
+
+    def submit(self, operation, sink):
+        at = int(operation.token or 0)
+        keys = [key for key in self.keys if key.startswith(operation.prefix) and key > operation.start_after]
+        if operation.delimiter:
+            names = [key[len(operation.prefix) :].partition("/") for key in keys]
+            keys = list(dict.fromkeys(operation.prefix + name + slash for name, slash, _ in names))
+        page, end = keys[at : at + operation.keys_max], at + operation.keys_max
+        objects = [ObjectInfo(key, 1) for key in page if not key.endswith("/")]
+        prefixes = [key for key in page if key.endswith("/")]
+        sink.done(Completion(operation, value=Page(objects, prefixes, str(end) if end < len(keys) else None)))
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_listing_in_no_order_is_an_error(seed, recursive):
+    """Keys in no order, over any number of pages, are never listed in part or out of order."""
+    keys = [f"p/{folder}/{number:03}" for folder in "abcdef" for number in range(60)]
+    random.Random(seed).shuffle(keys)
+    with pytest.raises(ProtocolError, match="does not list as S3 does"):
+        list(
+            listing.list_objects(
+                Unordered(keys), "p/", recursive=recursive, keys_max=random.Random(seed).randint(4, 500)
+            )
+        )
+
+
+PAGES = {
+    "the same page again": [["a", "b"], ["a", "b"], ["c"]],
+    "a page that begins too early": [["a", "c"], ["b", "d"]],
+    "a key twice": [["a", "a", "b"]],
+    "the last key again": [["a", "b"], ["b", "c"]],
+    "another prefix": [["a", "b", "x"]],
+    "the first page again after an empty one": [["a", "b"], [], ["a", "b"]],
+}
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+@pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES.keys())
+def test_pages_that_do_not_follow_each_other_are_an_error(pages, recursive):
+    """A page that repeats, goes back, or has other keys shows that keys may be missing."""
+
+    class Paged(Counting):
+        def submit(self, operation, sink):
+            at = int(operation.token or 0)
+            token = str(at + 1) if at + 1 < len(pages) else None
+            objects = [ObjectInfo(key if key == "x" else f"p/{key}", 1) for key in pages[at]]
+            sink.done(Completion(operation, value=Page(objects, [], token)))
+
+    with pytest.raises(ProtocolError, match="does not list as S3 does"):
+        list(listing.list_objects(Paged(None), "p/", recursive=recursive))

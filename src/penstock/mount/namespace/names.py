@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ProtocolError
+from penstock.store.sorted_pages import check_order
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def page_entries(page: Page, *, prefix: str, after: str) -> PageEntries:
     keys = [info[0] for info in infos]
     if not keys:
         return PageEntries([], [], 0, after)
-    _check_order(keys, page, prefix=prefix, after=after)
-    last = keys[-1]
+    last = check_order(page, prefix, after=after)
     if keys[0] == prefix:
         infos, keys = infos[1:], keys[1:]
     start = len(prefix)
@@ -80,16 +79,3 @@ def page_entries(page: Page, *, prefix: str, after: str) -> PageEntries:
     names = [text.encode(errors="surrogateescape") for text in texts]
     kept = [pair for pair in zip(names, infos, strict=True) if is_name(pair[0])]
     return PageEntries([name for name, _ in kept], [info for _, info in kept], len(names) - len(kept), last)
-
-
-def _check_order(keys: list[str], page: Page, *, prefix: str, after: str) -> None:
-    hint = "this server does not list as S3 does"
-    if keys[0] <= after and after:
-        raise ProtocolError(
-            f"a page of a listing begins at {keys[0]!r}, but the one before ended at {after!r}", hint=hint
-        )
-    objects = [info[0] for info in page.objects]
-    if objects != sorted(objects):
-        raise ProtocolError("a page of a listing is not in the order of its keys", hint=hint)
-    if not (keys[0].startswith(prefix) and keys[-1].startswith(prefix)):
-        raise ProtocolError(f"a listing of {prefix!r} has keys from {keys[0]!r} to {keys[-1]!r}", hint=hint)
