@@ -45,6 +45,46 @@ class S3Error(Exception):
         self.details = dict(details or {})
 
 
+SUB_RESOURCES = frozenset(
+    {
+        "accelerate",
+        "acl",
+        "analytics",
+        "attributes",
+        "cors",
+        "delete",
+        "encryption",
+        "intelligent-tiering",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "logging",
+        "metadataConfiguration",
+        "metadataTable",
+        "metrics",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "tagging",
+        "torrent",
+        "uploadId",
+        "uploads",
+        "versioning",
+        "versions",
+        "website",
+    }
+)
+"""Names in a query that make a request one for ``Bucket.other``, and not for the object, the listing or the bucket itself."""
+
+
 class Caller(NamedTuple):
     """Who sent a request, after its signature was verified.
 

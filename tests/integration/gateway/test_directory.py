@@ -6,6 +6,8 @@ import base64
 import hashlib
 import os
 import zlib
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -223,6 +225,109 @@ def test_conditional_writes(client: Any, bucket: str) -> None:
         client.delete_object(Bucket=bucket, Key="k", IfMatch=etag)
     assert code_of(caught) == ("PreconditionFailed", 412)
     assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == b"two"
+
+
+def test_conditional_deletes(client: Any, bucket: str) -> None:
+    """A version whose ETag, size or time differs is kept, by DeleteObject and by DeleteObjects; a missing one is no error."""
+    for name, right, wrong in (
+        ("Size", 3, 4),
+        ("LastModifiedTime", None, datetime(2001, 1, 1, tzinfo=UTC)),
+        ("ETag", hashlib.md5(b"one").hexdigest(), "x"),
+    ):
+        client.put_object(Bucket=bucket, Key="k", Body=b"one")
+        modified = client.head_object(Bucket=bucket, Key="k")["LastModified"]
+        header = f"IfMatch{name.removeprefix('ETag')}"
+        with pytest.raises(ClientError) as caught:
+            client.delete_object(Bucket=bucket, Key="k", **{header: wrong})
+        assert code_of(caught) == ("PreconditionFailed", 412)
+        told = client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k", name: wrong}]})
+        assert [(row["Key"], row["Code"]) for row in told["Errors"]] == [("k", "PreconditionFailed")]
+        assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == b"one"
+        client.delete_object(Bucket=bucket, Key="k", **{header: right or modified})
+        assert keys_in(client, bucket) == []
+        client.delete_object(Bucket=bucket, Key="k", **{header: wrong})
+        assert "Errors" not in client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k", name: wrong}]})
+
+
+@contextmanager
+def sent_with(client: Any, headers: dict[str, str], query: str = "") -> Iterator[None]:
+    """Add headers and a query to all requests of a client."""
+
+    def add(request: Any, **_: Any) -> None:
+        for name, value in headers.items():
+            request.headers[name] = value
+        request.url += f"{'&' if '?' in request.url else '?'}{query}" if query else ""
+
+    client.meta.events.register("before-sign.s3", add)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister("before-sign.s3", add)
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({"x-amz-expected-bucket-owner": "123456789012"}, ""),
+        ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, ""),
+        ({"x-amz-object-lock-legal-hold": "ON"}, ""),
+        ({"x-amz-write-offset-bytes": "3"}, ""),
+        ({"x-amz-if-match-initiated-time": "Mon, 01 Jan 2001 00:00:00 GMT"}, ""),
+        ({"If-Unmodified-Since": "Mon, 01 Jan 2001 00:00:00 GMT"}, ""),
+        ({"Content-Range": "bytes 3-5/6"}, ""),
+        ({}, "renameObject"),
+        ({}, "annotation&name=n"),
+        ({}, "x-amz-if-match-size=9"),
+        ({}, "x-amz-copy-source=/other/k"),
+        ({}, "x-amz-acl=public-read"),
+    ],
+    ids=str,
+)
+def test_what_is_not_honoured_is_refused(client: Any, bucket: str, headers: dict[str, str], query: str) -> None:
+    """A condition, demand or operation that is unknown here changes nothing, whichever write carries it."""
+    client.put_object(Bucket=bucket, Key="k", Body=b"one", Tagging="a=1")
+    upload = client.create_multipart_upload(Bucket=bucket, Key="m")["UploadId"]
+    part = {"Bucket": bucket, "Key": "m", "UploadId": upload, "PartNumber": 1}
+    key = {"Bucket": bucket, "Key": "k"}
+    with sent_with(client, headers, query):
+        for call in (
+            lambda: client.put_object(**key, Body=b"two"),
+            lambda: client.copy_object(**key, CopySource=f"{bucket}/k", MetadataDirective="REPLACE"),
+            lambda: client.delete_object(**key),
+            lambda: client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k"}]}),
+            lambda: client.delete_object_tagging(**key),
+            lambda: client.create_multipart_upload(**key),
+            lambda: client.upload_part(**part, Body=b"x"),
+            lambda: client.upload_part_copy(**part, CopySource=f"{bucket}/k"),
+            lambda: client.abort_multipart_upload(Bucket=bucket, Key="m", UploadId=upload),
+        ):
+            with pytest.raises(ClientError) as caught:
+                call()
+            assert code_of(caught) == ("NotImplemented", 501)
+    assert client.get_object(**key)["Body"].read() == b"one"
+    assert client.get_object_tagging(**key)["TagSet"] == [{"Key": "a", "Value": "1"}]
+    assert "Parts" not in client.list_parts(Bucket=bucket, Key="m", UploadId=upload)
+    assert len(client.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [({"x-amz-expected-bucket-owner": "1" * 12}, ""), ({"x-amz-bucket-object-lock-enabled": "true"}, ""),
+     ({}, "metadataConfiguration"), ({}, "unheard-of")],
+    ids=str,
+)  # fmt: skip
+def test_a_bucket_is_not_changed_by_unknown_requests(
+    client: Any, headers: dict[str, str], query: str, root: Path
+) -> None:
+    """Neither is it made without the lock that was asked for, nor removed because its setting was meant."""
+    (root / "old-bucket").mkdir(exist_ok=True)
+    with sent_with(client, headers, query):
+        for call, name in ((client.create_bucket, "new-bucket"), (client.delete_bucket, "old-bucket")):
+            with pytest.raises(ClientError) as caught:
+                call(Bucket=name)
+            assert code_of(caught)[1] in (404, 501)
+    assert not (root / "new-bucket").exists()
+    (root / "old-bucket").rmdir()
 
 
 def test_files_of_other_programs_are_objects(client: Any, bucket: str, root: Path) -> None:

@@ -294,3 +294,43 @@ def test_multipart_uploads_into_other_stores(simple: Any) -> None:
     other = simple.create_multipart_upload(Bucket="point", Key="n")["UploadId"]
     simple.abort_multipart_upload(Bucket="point", Key="n", UploadId=other)
     assert [row["Key"] for row in simple.list_objects_v2(Bucket="point")["Contents"]] == ["m", "src"]
+
+
+def test_what_other_stores_do_not_honour_is_refused(simple: Any) -> None:
+    """A condition, an old version or a demand that the store cannot meet changes nothing."""
+    simple.put_object(Bucket="point", Key="k", Body=b"one")
+    key = {"Bucket": "point", "Key": "k"}
+    calls = [
+        lambda: simple.put_object(**key, Body=b"two", IfMatch="x"),
+        lambda: simple.put_object(**key, Body=b"two", SSECustomerAlgorithm="AES256", SSECustomerKey="k" * 32),
+        lambda: simple.put_object(**key, Body=b"two", ExpectedBucketOwner="1" * 12),
+        lambda: simple.copy_object(**key, CopySource="point/k", IfNoneMatch="*"),
+        lambda: simple.delete_object(**key, IfMatch="x"),
+        lambda: simple.delete_object(**key, IfMatchSize=9),
+        lambda: simple.delete_object(**key, VersionId="old"),
+        *(
+            lambda row=row: simple.delete_objects(Bucket="point", Delete={"Objects": [{"Key": "k", **row}]})
+            for row in ({"ETag": "x"}, {"Size": 9}, {"VersionId": "old"})
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(ClientError) as caught:
+            call()
+        assert caught.value.response["Error"]["Code"] in ("NotImplemented", "NoSuchVersion")
+    assert simple.get_object(**key)["Body"].read() == b"one"
+
+
+def test_the_owner_that_a_client_expects_is_told_to_the_upstream(
+    faulty: FaultyServer, connect_faulty: Callable[..., Store]
+) -> None:
+    """The upstream compares it; one that contradicts the gateway's own setting is refused, and nothing is written."""
+    with gateway_of(connect_faulty(expected_bucket_owner="1" * 12)) as front:
+        point = WritableBucket(front).client
+        point.put_object(Bucket="point", Key="k", Body=b"x", ExpectedBucketOwner="1" * 12)
+        with pytest.raises(ClientError) as caught:
+            point.put_object(Bucket="point", Key="k", Body=b"y", ExpectedBucketOwner="2" * 12)
+        assert caught.value.response["Error"]["Code"] == "AccessDenied"
+        assert faulty.objects["k"] == b"x"
+    with gateway_of(connect_faulty()) as front:
+        WritableBucket(front).client.delete_object(Bucket="point", Key="k", ExpectedBucketOwner="2" * 12)
+        assert faulty.requests[-1].headers["x-amz-expected-bucket-owner"] == "2" * 12

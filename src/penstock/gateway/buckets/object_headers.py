@@ -27,14 +27,13 @@ _USER_METADATA = "x-amz-meta-"
 _USER_METADATA_BYTES_MAX = 2048
 _STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
 _ACLS = ("private", "bucket-owner-full-control", "bucket-owner-read")
-_REFUSED = ("x-amz-server-side-encryption", "x-amz-object-lock-", "x-amz-write-offset-bytes")
 
 
 def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that are kept with an object and sent with it.
 
     Raises:
-        S3Error: A header needs what the gateway lacks (encryption, locks, access for others), or the user metadata is too long.
+        S3Error: A header needs what the gateway lacks (access for others), or the user metadata is too long.
     """
     refuse_shared_access(headers)
     kept: dict[str, str] = {}
@@ -46,8 +45,6 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
         elif lower.startswith(_USER_METADATA):
             kept[lower] = value
             metadata_bytes += len(lower) - len(_USER_METADATA) + len(value.encode("utf-8", "surrogateescape"))
-        elif lower.startswith(_REFUSED):
-            raise not_implemented(lower)
     if metadata_bytes > _USER_METADATA_BYTES_MAX:
         details = {"Size": str(metadata_bytes), "MaxSizeAllowed": str(_USER_METADATA_BYTES_MAX)}
         message = "Your metadata headers exceed the maximum allowed metadata size"

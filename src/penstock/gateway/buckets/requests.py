@@ -11,11 +11,72 @@ from penstock.gateway.s3_text import date_s
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from penstock.gateway.objects import RequestBody
+    from penstock.gateway.objects import GatewayRequest, RequestBody
+
+PARTS_MAX = 10_000
+"""Largest number of a part; S3's limit."""
 
 _TAGS_MAX = 10
+_PROTECTIONS = (
+    "content-range",
+    "if-",
+    "x-amz-copy-source-server-side-encryption",
+    "x-amz-expected-bucket-owner",
+    "x-amz-if-",
+    "x-amz-object-lock-",
+    "x-amz-server-side-encryption",
+    "x-amz-source-expected-bucket-owner",
+    "x-amz-write-offset-bytes",
+)
+WRITE_CONDITIONS = ("if-match", "if-none-match")
+"""Headers that ``check_write_conditions`` honours."""
+DELETE_CONDITIONS = ("if-match", "x-amz-if-match-size", "x-amz-if-match-last-modified-time")
+"""Headers that ``check_delete_conditions`` honours."""
+
+
+def refuse_unsupported(request: GatewayRequest, *, honoured: Collection[str] = ()) -> None:
+    """Refuse a write with a condition, or a demand of encryption, locks or an owner, that would be ignored.
+
+    A client that names one relies on it: if it were ignored, data would be overwritten or removed, or readable for others.
+
+    Args:
+        request: The request.
+        honoured: Names of headers, in lower case, that the operation honours.
+
+    Raises:
+        S3Error: ``NotImplemented``.
+    """
+    for lower in map(str.lower, request.headers):
+        if lower.startswith(_PROTECTIONS) and lower not in honoured:
+            raise not_implemented(lower)
+
+
+def check_version(request: GatewayRequest) -> None:
+    """Refuse a request for a version other than the current one.
+
+    Raises:
+        S3Error: ``NoSuchVersion``.
+    """
+    version = request.query.get("versionId", "null")
+    if version not in ("", "null"):
+        raise version_missing(version)
+
+
+def part_number(request: GatewayRequest) -> int:
+    """Return the number of the part that a request of a multipart upload names.
+
+    Raises:
+        S3Error: It is not a number from 1 to 10 000, or the request names no upload.
+    """
+    text = request.query.get("partNumber", "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= PARTS_MAX):
+        message = f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive"
+        raise invalid_argument("partNumber", message, text)
+    if "uploadId" not in request.query:
+        raise invalid_argument("uploadId", "This operation does not accept a query-string without an upload ID.")
+    return int(text)
 
 
 def copied_span(headers: Mapping[str, str], size_bytes: int) -> ByteRange:
@@ -69,6 +130,32 @@ def check_copy_conditions(headers: Mapping[str, str], *, etag: str, modified_s: 
         raise precondition_failed(f"{prefix}none-match")
     if since_s is not None and int(modified_s) <= since_s:
         raise precondition_failed(f"{prefix}modified-since")
+
+
+def check_delete_conditions(
+    conditions: Mapping[str, str | None], *, etag: str, size_bytes: int, modified_s: float
+) -> None:
+    """Compare the current version of an object that is about to be removed with the conditions of ``DELETE_CONDITIONS``.
+
+    A version that does not exist meets all of them, as in S3.
+
+    Raises:
+        S3Error: ``PreconditionFailed``, or a condition is neither a size nor a date.
+    """
+    match, size, time = (conditions.get(name) for name in DELETE_CONDITIONS)
+    if match is not None and not matches_etag(match, etag):
+        raise precondition_failed("If-Match")
+    if size is not None:
+        if not (size.isascii() and size.isdigit() and len(size) < 20):
+            raise invalid_argument("x-amz-if-match-size", "It is not a size in bytes.", size)
+        if int(size) != size_bytes:
+            raise precondition_failed("x-amz-if-match-size")
+    if time is not None:
+        wanted_s = date_s(time)
+        if wanted_s is None:
+            raise invalid_argument("x-amz-if-match-last-modified-time", "It is not an HTTP date.", time)
+        if int(modified_s) != int(wanted_s):
+            raise precondition_failed("x-amz-if-match-last-modified-time")
 
 
 def check_write_conditions(headers: Mapping[str, str], etag: str | None) -> None:

@@ -13,10 +13,12 @@ from penstock.gateway.buckets.documents import document, malformed, parsed
 from penstock.gateway.buckets.object_headers import object_headers
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
+    check_version,
     copied_span,
-    invalid_argument,
     not_implemented,
+    part_number,
     read_document,
+    refuse_unsupported,
 )
 from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.buckets.subresources import default_setting, setting_named
@@ -76,13 +78,18 @@ class StoreWrites:
 
     async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Perform a request; see ``Writes.perform``."""
+        check_version(request)
         setting = setting_named(request)
-        method, name = request.method, setting or ("uploadId" if "uploadId" in request.query else "")
+        is_part = "uploadId" in request.query or "partNumber" in request.query
+        method, name = request.method, setting or ("uploadId" if is_part else "")
+        if method != "GET":
+            can_be_conditional = (method, name) in (("PUT", ""), ("POST", "uploadId")) and not _is_copy(request)
+            refuse_unsupported(request, honoured=("if-none-match",) if can_be_conditional else ())
         if not request.key:
             if (method, name) == ("POST", "delete"):
                 return await self._delete_many(body)
         else:
-            if method == "PUT" and "x-amz-copy-source" in request.headers:
+            if method == "PUT" and _is_copy(request):
                 name = f"{name} copy".strip()
             if (operation := self._operations.get((method, name))) is not None:
                 return await operation(request, body)
@@ -93,7 +100,7 @@ class StoreWrites:
     # ── objects ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _put(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        object_headers(request.headers)  # refuses what cannot be done, e.g. encryption
+        object_headers(request.headers)  # refuses what is not valid
         if_absent = await self._is_only_if_absent(request)
         if body.length_bytes is None:
             raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
@@ -128,8 +135,8 @@ class StoreWrites:
 
     async def _is_only_if_absent(self, request: GatewayRequest) -> bool:
         none_match = request.headers.get("If-None-Match")
-        if "If-Match" in request.headers or none_match not in (None, "*"):
-            raise not_implemented("If-Match, or If-None-Match with an ETag, for this kind of upstream")
+        if none_match not in (None, "*"):
+            raise not_implemented("If-None-Match with an ETag, for this kind of upstream")
         return none_match == "*"
 
     async def _copy(self, request: GatewayRequest, _body: RequestBody) -> Answer:
@@ -148,8 +155,6 @@ class StoreWrites:
         return info
 
     async def _delete(self, request: GatewayRequest, _body: RequestBody) -> Answer:
-        if "If-Match" in request.headers:
-            raise not_implemented("If-Match for this kind of upstream")
         failed = (await perform_on_loop(self._store, Delete((request.key,)))).value
         if failed:
             raise S3Error("InternalError", "The object could not be removed.", status=500)
@@ -160,6 +165,9 @@ class StoreWrites:
         keys = [row.findtext("Key") or "" for row in tree.findall("Object")]
         if not 0 < len(keys) <= 1000 or not all(keys):
             raise malformed()
+        for child in (child for row in tree.findall("Object") for child in row):
+            if child.tag != "Key" and (child.tag, child.text or "null") != ("VersionId", "null"):
+                raise not_implemented(f"{child.tag[:64]} in DeleteObjects, for this kind of upstream")
         failed = (await perform_on_loop(self._store, Delete(tuple(keys)))).value or {}
         is_quiet = (tree.findtext("Quiet") or "").strip().lower() == "true"
         rows: list[tuple[str, object]] = []
@@ -181,19 +189,19 @@ class StoreWrites:
         return document("InitiateMultipartUploadResult", rows)
 
     async def _put_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        number = _part_number(request)
+        number = part_number(request)
         if (body.length_bytes or 0) > BODY_BYTES_MAX:
             message = f"Parts for this kind of upstream must not be larger than {BODY_BYTES_MAX} bytes."
             raise S3Error("EntityTooLarge", message, status=400)
         data = await read_document(body, BODY_BYTES_MAX)
-        operation = PutPart(request.key, request.query["uploadId"], number, data)
+        operation = PutPart(request.key, request.query.get("uploadId", ""), number, data)
         part: Part = (await perform_on_loop(self._store, operation)).value
         return Answer(200, {"ETag": part.etag})
 
     async def _copy_part(self, request: GatewayRequest, _body: RequestBody) -> Answer:
-        number, info = _part_number(request), await self._source(request)
+        number, info = part_number(request), await self._source(request)
         span = copied_span(request.headers, info.size_bytes)
-        operation = CopyPart(info.key, span, request.key, request.query["uploadId"], number, info.etag)
+        operation = CopyPart(info.key, span, request.key, request.query.get("uploadId", ""), number, info.etag)
         part: Part = (await perform_on_loop(self._store, operation)).value
         return document("CopyPartResult", [("LastModified", timestamp(time.time())), ("ETag", part.etag)])
 
@@ -208,7 +216,7 @@ class StoreWrites:
         if not parts:
             raise malformed()
         if_absent = await self._is_only_if_absent(request)
-        operation = CompleteMultipart(request.key, request.query["uploadId"], tuple(parts), if_absent)
+        operation = CompleteMultipart(request.key, request.query.get("uploadId", ""), tuple(parts), if_absent)
         info = (await perform_on_loop(self._store, operation)).info
         rows = [("Location", public_url(request.url)), ("Bucket", self._name), ("Key", request.key)]
         return document(
@@ -216,19 +224,16 @@ class StoreWrites:
         )
 
     async def _abort(self, request: GatewayRequest, _body: RequestBody) -> Answer:
-        await perform_on_loop(self._store, AbortMultipart(request.key, request.query["uploadId"]))
+        await perform_on_loop(self._store, AbortMultipart(request.key, request.query.get("uploadId", "")))
         return Answer(204)
 
     async def close(self) -> None:
         """Nothing is held."""
 
 
+def _is_copy(request: GatewayRequest) -> bool:
+    return "x-amz-copy-source" in request.headers
+
+
 def _etag_header(info: ObjectInfo | None) -> dict[str, str]:
     return {"ETag": info.etag} if info is not None and info.etag else {}
-
-
-def _part_number(request: GatewayRequest) -> int:
-    text = request.query.get("partNumber", "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 10_000):
-        raise invalid_argument("partNumber", "Part number must be an integer between 1 and 10000, inclusive", text)
-    return int(text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.buckets.documents import document
 from penstock.gateway.buckets.requests import not_implemented
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
 from penstock.gateway.s3_text import OWNER
 
 if TYPE_CHECKING:
@@ -51,14 +51,11 @@ _EMPTY_LISTS = {
     "metrics": "ListMetricsConfigurationsResult",
     "intelligent-tiering": "ListBucketIntelligentTieringConfigurationsOutput",
 }
-_OTHERS = ("acl", "requestPayment", "torrent", "restore", "select", "attributes", "versions", "uploads", "delete")
-SETTINGS = frozenset({*_MISSING, *_MISSING_OF_OBJECTS, *_EMPTY, *_EMPTY_LISTS, *_OTHERS})
-"""Names of sub-resources that have nothing to do with reading an object or listing keys."""
 
 
 def setting_named(request: GatewayRequest) -> str | None:
     """Return the name of the setting that a request is about; None if it is about none."""
-    return next((name for name in request.query if name in SETTINGS), None)
+    return next((name for name in request.query if name in SUB_RESOURCES and name != "uploadId"), None)
 
 
 def default_setting(request: GatewayRequest, name: str) -> Answer:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from penstock.gateway.buckets.object_headers import refuse_shared_access
-from penstock.gateway.buckets.requests import not_implemented
+from penstock.gateway.buckets.requests import access_denied, not_implemented
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.s3_text import escaped, url_encoded
 from penstock.redaction import public_url
@@ -32,10 +32,13 @@ _PASSED = frozenset(
         "content-encoding",
         "content-language",
         "content-md5",
+        "content-range",
         "content-type",
         "expires",
         "if-match",
+        "if-modified-since",
         "if-none-match",
+        "if-unmodified-since",
     }
 )
 _NOT_PASSED = frozenset(
@@ -44,16 +47,15 @@ _NOT_PASSED = frozenset(
         "x-amz-copy-source",
         "x-amz-date",
         "x-amz-decoded-content-length",
-        "x-amz-expected-bucket-owner",
         "x-amz-request-payer",
         "x-amz-security-token",
-        "x-amz-source-expected-bucket-owner",
         "x-amz-trailer",
         "x-amz-user-agent",
     }
 )
 _OF_ANSWERS = frozenset({"etag", "last-modified", "content-type", "location", "expires"})
 _NOT_OF_ANSWERS = frozenset({"x-amz-request-id", "x-amz-id-2", "x-amz-bucket-region"})
+_OWNER = "x-amz-expected-bucket-owner"
 _BELOW_PREFIX = ("prefix", "key-marker")
 _NAMES = re.compile(
     r"<(Key|Prefix|KeyMarker|NextKeyMarker|Bucket|Location)>([^<]*)</(?:Key|Prefix|KeyMarker|NextKeyMarker|Bucket|Location)>"
@@ -126,7 +128,11 @@ def passed_request(request: GatewayRequest, endpoint: S3Endpoint, options: S3Opt
     if "x-amz-copy-source" in request.headers:
         headers["x-amz-copy-source"] = _passed_source(request, endpoint)
         lines += options.key_headers("copy-source-")
-    headers |= {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    own = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    names = set(map(str.lower, own))
+    if (owner := own.get(_OWNER)) and request.headers.get(_OWNER, owner) != owner:
+        raise access_denied("The upstream's bucket belongs to another account than the one that the request expects.")
+    headers = {name: value for name, value in headers.items() if name.lower() not in names} | own
     return PassedRequest(request.method, f"{endpoint.base_url}{path}{'?' if text else ''}{text}", headers)
 
 

@@ -9,7 +9,7 @@ from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
 from penstock.gateway.http.list_queries import ListQuery
 from penstock.gateway.http.object_answers import answer_get, answer_head
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
 from penstock.types import Page
 
 if TYPE_CHECKING:
@@ -19,41 +19,16 @@ if TYPE_CHECKING:
 
 METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
 _WRITES = frozenset({"PUT", "POST", "DELETE"})
-_SUB_RESOURCES = frozenset(
-    {
-        "accelerate",
-        "acl",
-        "analytics",
-        "attributes",
-        "cors",
-        "delete",
-        "encryption",
-        "intelligent-tiering",
-        "inventory",
-        "legal-hold",
-        "lifecycle",
-        "logging",
-        "metrics",
-        "notification",
-        "object-lock",
-        "ownershipControls",
-        "policy",
-        "policyStatus",
-        "publicAccessBlock",
-        "replication",
-        "requestPayment",
-        "restore",
-        "retention",
-        "select",
-        "tagging",
-        "torrent",
-        "uploadId",
-        "uploads",
-        "versioning",
-        "versions",
-        "website",
-    }
+_PARAMETERS_OF_WRITES = SUB_RESOURCES | {"partNumber", "versionId", "x-id"}
+_HARMLESS = (
+    "x-amz-checksum-",
+    "x-amz-content-",
+    "x-amz-meta-",
+    "x-amz-request-payer",
+    "x-amz-sdk-",
+    "x-amz-user-agent",
 )
+_PROTECTIONS_OF_BUCKETS = ("x-amz-bucket-object-lock-enabled", "x-amz-expected-bucket-owner")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _NO_VERSION = ("", "null")
 
@@ -101,12 +76,14 @@ class Service:
             request: The request.
             body: Body of the request.
         """
-        if request.method in _WRITES and not request.caller.may_write:
-            raise _denied()
+        if request.method in _WRITES:
+            if not request.caller.may_write:
+                raise _denied()
+            _refuse_unknown_parameters(request)
         if not request.bucket:
             await self._answer_service(exchange, request)
             return
-        if not request.key and not (request.query.keys() & _SUB_RESOURCES) and request.method in ("PUT", "DELETE"):
+        if not request.key and not (request.query.keys() & SUB_RESOURCES) and request.method in ("PUT", "DELETE"):
             await self._change_bucket(exchange, request, body)
             return
         if bucket is None:
@@ -116,7 +93,7 @@ class Service:
                 status=404,
                 details={"BucketName": request.bucket[:255]},
             )
-        if request.method not in ("GET", "HEAD") or request.query.keys() & _SUB_RESOURCES:
+        if request.method not in ("GET", "HEAD") or request.query.keys() & SUB_RESOURCES:
             self._check_copy_source(request)
             await _send(exchange, await bucket.other(request, body))
         elif not request.key:
@@ -143,6 +120,9 @@ class Service:
             )
         if not self._authenticator.may_use(request.caller, name):
             raise _denied()
+        for header in _PROTECTIONS_OF_BUCKETS:
+            if request.headers.get(header, "false").lower() != "false":
+                raise _not_implemented(header)
         async for _ in body:  # it names a region, which is ignored: buckets are in the gateway's region
             pass
         if request.method == "PUT":
@@ -188,6 +168,17 @@ async def _send(exchange: ClientExchange, answer: Answer) -> None:
     await exchange.answer(answer.status, headers, answer.body)
 
 
+def _refuse_unknown_parameters(request: GatewayRequest) -> None:
+    """Refuse a write whose query means an operation that is unknown here, and must not be taken for a PUT or DELETE.
+
+    Some SDKs put headers into the query of presigned requests. Those that describe the object were taken out before; others,
+    such as a condition, the source of a copy or an ACL, must be headers, because nobody looks for them here.
+    """
+    for name in request.query:
+        if name not in _PARAMETERS_OF_WRITES and not name.lower().startswith(_HARMLESS):
+            raise _not_implemented(f"{request.method} with the parameter {name[:64]}")
+
+
 def _refuse_versions(request: GatewayRequest) -> None:
     """Refuse to read an old version: objects here have one version, which is called ``null``."""
     version = request.query.get("versionId", "")
@@ -203,6 +194,11 @@ def _refuse_versions(request: GatewayRequest) -> None:
 def method_not_allowed() -> S3Error:
     """Return the refusal of a method that the resource does not have."""
     return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", status=405)
+
+
+def _not_implemented(what: str) -> S3Error:
+    message = f"A header or operation you provided implies functionality that is not implemented: {what}."
+    return S3Error("NotImplemented", message, status=501)
 
 
 def _denied() -> S3Error:

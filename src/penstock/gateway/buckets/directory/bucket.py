@@ -16,7 +16,16 @@ from penstock.gateway.buckets.directory.reading import WHOLE_BYTES_MAX, OpenByte
 from penstock.gateway.buckets.directory.staging import bucket_missing
 from penstock.gateway.buckets.documents import document
 from penstock.gateway.buckets.object_headers import refuse_shared_access, with_checksums
-from penstock.gateway.buckets.requests import access_denied, not_implemented, number_in, read_document, version_missing
+from penstock.gateway.buckets.requests import (
+    DELETE_CONDITIONS,
+    WRITE_CONDITIONS,
+    access_denied,
+    check_version,
+    not_implemented,
+    number_in,
+    read_document,
+    refuse_unsupported,
+)
 from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.objects import Answer, S3Error
 from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
@@ -33,6 +42,12 @@ if TYPE_CHECKING:
 
     Handler = Callable[[GatewayRequest, RequestBody], Awaitable[Answer]]
 
+_HONOURED = {
+    ("PUT", ""): WRITE_CONDITIONS,
+    ("PUT", "copy"): WRITE_CONDITIONS,
+    ("POST", "uploadId"): WRITE_CONDITIONS,
+    ("DELETE", ""): DELETE_CONDITIONS,
+}
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -87,7 +102,7 @@ class DirectoryBucket:
 
     async def head(self, request: GatewayRequest) -> ObjectHead:
         """Describe an object."""
-        _check_version(request)
+        check_version(request)
         with s3_errors():
             stored = await self._threads.run(self.files.find, request.key)
         if stored is None:
@@ -96,7 +111,7 @@ class DirectoryBucket:
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
         """Open the current version of an object; one of at most 256 KiB is read at once, in the same step."""
-        _check_version(request)
+        check_version(request)
         with s3_errors():
             return await self._threads.run(self._opened, request)
 
@@ -125,13 +140,15 @@ class DirectoryBucket:
 
     async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Write, remove, or answer a question about a setting."""
-        _check_version(request)
+        check_version(request)
         setting = setting_named(request)
         method = "GET" if request.method == "HEAD" else request.method
+        name = _operation(request, method, setting)
         if method != "GET":
             self._check_may_write(request)
+            refuse_unsupported(request, honoured=_HONOURED.get((method, name), ()) if request.key else ())
         with s3_errors():
-            handler = self._handler(request, method, setting)
+            handler = (self._of_objects if request.key else self._of_bucket).get((method, name))
             if handler is not None:
                 return await handler(request, body)
             if method == "GET" and setting is not None:
@@ -142,14 +159,6 @@ class DirectoryBucket:
             message = "The specified method is not allowed against this resource."
             raise S3Error("MethodNotAllowed", message, status=405)
         raise not_implemented(f"{request.method} {setting or ''}".strip())
-
-    def _handler(self, request: GatewayRequest, method: str, setting: str | None) -> Handler | None:
-        if not request.key:
-            return self._of_bucket.get((method, setting or ""))
-        name = setting or ("uploadId" if "uploadId" in request.query or "partNumber" in request.query else "")
-        if method == "PUT" and name in ("", "uploadId") and "x-amz-copy-source" in request.headers:
-            name = f"{name} copy".strip()
-        return self._of_objects.get((method, name))
 
     def _check_may_write(self, request: GatewayRequest) -> None:
         if not self._may_write:
@@ -229,10 +238,14 @@ class DirectoryBucket:
         """Nothing is held open between requests."""
 
 
-def _check_version(request: GatewayRequest) -> None:
-    version = request.query.get("versionId", "null")
-    if version not in ("", "null"):
-        raise version_missing(version)
+def _operation(request: GatewayRequest, method: str, setting: str | None) -> str:
+    """Return the name of what a request does, beside its method."""
+    if not request.key:
+        return setting or ""
+    name = setting or ("uploadId" if "uploadId" in request.query or "partNumber" in request.query else "")
+    if method == "PUT" and name in ("", "uploadId") and "x-amz-copy-source" in request.headers:
+        name = f"{name} copy".strip()
+    return name
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.gateway.buckets.directory.copying import open_source
 from penstock.gateway.buckets.directory.object_requests import checksum_headers, condition_of
 from penstock.gateway.buckets.directory.records import StoredRecord
-from penstock.gateway.buckets.directory.uploads import PARTS_MAX, MultipartUpload, MultipartUploads, NamedPart
+from penstock.gateway.buckets.directory.uploads import MultipartUpload, MultipartUploads, NamedPart
 from penstock.gateway.buckets.directory.writing import BODY_BYTES_MAX, receive
 from penstock.gateway.buckets.documents import (
     CHECKSUM_ELEMENTS,
@@ -22,10 +22,12 @@ from penstock.gateway.buckets.documents import (
 )
 from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
+    PARTS_MAX,
     check_copy_conditions,
     copied_span,
     invalid_argument,
     number_in,
+    part_number,
     read_document,
     tags_in_header,
 )
@@ -83,13 +85,13 @@ class MultipartRequests:
         return document("InitiateMultipartUploadResult", rows, headers=headers)
 
     async def _upload(self, request: GatewayRequest) -> MultipartUpload:
-        return await self._threads.run(self.uploads.get, request.key, request.query["uploadId"])
+        return await self._threads.run(self.uploads.get, request.key, request.query.get("uploadId", ""))
 
     # ── parts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """UploadPart."""
-        number = _part_number(request)
+        number = part_number(request)
         upload = await self._upload(request)
         staged = await self._threads.run(self._files.staging.create)
         try:
@@ -103,7 +105,7 @@ class MultipartRequests:
 
     async def copy_part(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """UploadPartCopy."""
-        number = _part_number(request)
+        number = part_number(request)
         upload = await self._upload(request)
         async with AsyncExitStack() as stack:
             opened = await open_source(request, find_bucket=self._find_bucket, threads=self._threads, stack=stack)
@@ -242,16 +244,6 @@ class MultipartRequests:
         ]
         rows += [("CommonPrefixes", [("Prefix", text(entry))]) for entry in shown if isinstance(entry, str)]
         return document("ListMultipartUploadsResult", rows)
-
-
-def _part_number(request: GatewayRequest) -> int:
-    text = request.query.get("partNumber", "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= PARTS_MAX):
-        message = f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive"
-        raise invalid_argument("partNumber", message, text)
-    if "uploadId" not in request.query:
-        raise invalid_argument("uploadId", "This operation does not accept a query-string without an upload ID.")
-    return int(text)
 
 
 def _part_row(part: StoredPart) -> list[tuple[str, object]]:

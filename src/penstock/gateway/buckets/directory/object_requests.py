@@ -19,13 +19,13 @@ from penstock.gateway.buckets.documents import (
 )
 from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
+    DELETE_CONDITIONS,
     check_copy_conditions,
+    check_delete_conditions,
     check_write_conditions,
     checked_tags,
     invalid_argument,
-    matches_etag,
     number_in,
-    precondition_failed,
     read_document,
     tags_in_header,
     version_missing,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.gateway.objects import GatewayRequest, RequestBody
 
 _KEYS_MAX = 1000
+_CONDITION_ELEMENTS = ("ETag", "Size", "LastModifiedTime")  # of DeleteObjects, in the order of DELETE_CONDITIONS
 _ATTRIBUTES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
 
 
@@ -129,12 +130,11 @@ class ObjectRequests:
 
     async def delete(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """DeleteObject; a missing object is no error."""
-        match = request.headers.get("If-Match")
-        await self._threads.run(self._delete_synced, request.key, match)
+        await self._threads.run(self._delete_synced, request.key, request.headers)
         return Answer(204)
 
-    def _delete_synced(self, key: str, match: str | None) -> None:
-        folder = self._files.delete(key, check=_delete_condition(match))
+    def _delete_synced(self, key: str, conditions: Mapping[str, str | None]) -> None:
+        folder = self._files.delete(key, check=_delete_condition(conditions))
         self._files.sync([] if folder is None else [folder])
 
     async def delete_many(self, request: GatewayRequest, body: RequestBody) -> Answer:
@@ -157,11 +157,12 @@ class ObjectRequests:
         folders: set[Path] = set()
         outcomes: list[tuple[str, S3Error | None]] = []
         for row in rows:
-            key, version, etag = row.findtext("Key") or "", row.findtext("VersionId"), row.findtext("ETag")
+            key, version = row.findtext("Key") or "", row.findtext("VersionId")
+            conditions = dict(zip(DELETE_CONDITIONS, map(row.findtext, _CONDITION_ELEMENTS), strict=True))
             try:
                 if version not in (None, "", "null"):
                     raise version_missing(version or "")
-                folder = self._files.delete(key, check=_delete_condition(etag))
+                folder = self._files.delete(key, check=_delete_condition(conditions))
                 folders |= set() if folder is None else {folder}
             except S3Error as error:
                 if error.code == "NoSuchBucket":
@@ -234,10 +235,12 @@ def condition_of(headers: Mapping[str, str]) -> Callable[[StoredObject | None], 
     return check
 
 
-def _delete_condition(match: str | None) -> Callable[[StoredObject | None], None]:
+def _delete_condition(conditions: Mapping[str, str | None]) -> Callable[[StoredObject | None], None]:
     def check(current: StoredObject | None) -> None:
-        if match is not None and not matches_etag(match, current.etag if current is not None else None):
-            raise precondition_failed("If-Match")
+        if current is not None:
+            check_delete_conditions(
+                conditions, etag=current.etag, size_bytes=current.size_bytes, modified_s=current.modified_s
+            )
 
     return check
 

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 PART_BYTES_MIN = 5 << 20
 """Smallest size of a part in bytes, except for the last part; S3's limit."""
 
-PARTS_MAX = 10_000
-"""Largest number of a part; S3's limit."""
-
 _ID = re.compile(r"[0-9a-f]{32}")
 _ABOUT = "upload.json"
 
