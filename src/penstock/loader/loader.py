@@ -196,7 +196,7 @@ class Loader:
         """Mix in other proportions from a batch of this epoch on. No sample is lost or repeated.
 
         All ranks must call it with the same arguments. Batches from `from_batch` on that were read ahead are read again. The
-        state remembers the change.
+        weights also hold in later epochs, until `on_epoch` returns another pipeline, and states remember them.
 
         Args:
             weights: Weights of the parts of the pipeline's ``mix``, by pipeline or in its order.

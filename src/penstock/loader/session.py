@@ -58,6 +58,7 @@ class Session:
         self._batches_count = 0  # handed out in this epoch
         self._position: Position | None = None  # position after the last of these batches
         self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with for this epoch
+        self._has_chosen = False  # whether `on_epoch` was called for this epoch
         self._pipeline_change: Mapping[str, Any] | None = None  # the call of `on_epoch` that returned this pipeline
         self._agreed_epoch: int | None = None  # the epoch that all ranks know to be open
         self._loaded: LoaderState | None = None  # the state from which iteration will start
@@ -146,6 +147,7 @@ class Session:
         self._generation += 1
         self._batches_count = 0
         self._position = self._loaded = self._epoch_statistics = None
+        self._has_chosen = False
         self._previous_s = None
 
     def planned(self) -> LoaderPlan:
@@ -231,13 +233,14 @@ class Session:
         self._batches_count = loaded.batches_count
         self._loaded = loaded
         self._accepts_changed_data = accept_changed_data
-        if self._plan is not None and loaded.position is not None:
+        if self._plan is not None and (loaded.kept_facts or self._plan.facts.get("has_set_weights")):
             self._plan = None  # the state decides on weights, lanes and mode
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
         """Mix in other proportions from a batch of this epoch on; see ``Loader.set_weights``."""
-        if self._loaded is not None:
-            self._choose_pipeline(None)
+        consensus = self._consensus()
+        with consensus.reporting_failure() if consensus is not None else nullcontext():
+            self._choose_pipeline(consensus)
         plan = self.planned()
         if self._loaded is not None:
             self._position, self._loaded = self._resume_position(plan), None
@@ -254,8 +257,6 @@ class Session:
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
-        if self._batches_count and self._position is None:
-            self._position = IndexPosition(0)
 
     # ── opening an epoch ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -356,12 +357,14 @@ class Session:
     def _choose_pipeline(self, consensus: RankConsensus | None) -> None:
         """Call ``on_epoch`` for the epoch's pipeline; a resumed epoch passes the statistics of the first call again."""
         on_epoch = self.options.on_epoch
-        if on_epoch is None or (self._position is not None and self._loaded is None):
+        if on_epoch is None or self._has_chosen:
             return
-        statistics = self._loaded.epoch_statistics if self._loaded is not None else None
+        loaded = self._loaded
+        statistics = loaded.epoch_statistics if loaded is not None else None
+        is_first_call = statistics is None
         if statistics is None:
             statistics = asdict(self.statistics())
-        current = self.pipeline if self._loaded is None else self._earlier_pipeline(self._loaded.pipeline_change)
+        current = self.pipeline if loaded is None else self._earlier_pipeline(loaded.pipeline_change)
         chosen = self._call_on_epoch(self.epoch, statistics)
         if consensus is not None:
             consensus.smallest(0)  # so that no rank waits elsewhere for a rank whose function failed
@@ -370,11 +373,16 @@ class Session:
             chosen = current
         else:
             self._pipeline_change = {"epoch": self.epoch, "statistics": statistics}
+        if loaded is not None and is_first_call and chosen != current:
+            self._loaded = replace(
+                loaded, facts={**loaded.facts, "has_set_weights": False}
+            )  # they were of the pipeline before
         if chosen != self.pipeline:
             self._close_finder()
             self._use(chosen)
         if consensus is not None:
             self._agree_on_data(consensus)
+        self._has_chosen = True
 
     def _earlier_pipeline(self, change: Mapping[str, Any] | None) -> Pipeline:
         """The pipeline before the epoch of the loaded state: the first one, or the last that `on_epoch` returned."""

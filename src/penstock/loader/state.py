@@ -44,6 +44,7 @@ _FACTS = {
     "rank": "the rank",
     "world_size": "the world size",
     "stop": "the stop= of ps.mix()",
+    "has_set_weights": "whether set_weights() was called",
 }
 
 
@@ -85,6 +86,14 @@ class LoaderState:
             "on_epoch": self.epoch_statistics,
             "changed": self.pipeline_change,
         }
+
+    @property
+    def kept_facts(self) -> Mapping[str, Any]:
+        """The facts that a job keeps. At the beginning of an epoch another job may continue, but with weights that were set."""
+        if self.position is not None:
+            return self.facts
+        names = ("weights", "has_set_weights") if self.facts.get("has_set_weights") else ()
+        return {name: self.facts[name] for name in names if name in self.facts}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:

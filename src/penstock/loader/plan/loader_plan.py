@@ -141,7 +141,7 @@ class LoaderPlan:
         """
         order = reweighted_order(self.read_plan.order, self.pipeline, weights, epoch=epoch, position=position)
         assert isinstance(self.read_plan, IndexedReadPlan)
-        facts = {**self.facts, "weights": [each.as_json() for each in order.history]}
+        facts = {**self.facts, "weights": [each.as_json() for each in order.history], "has_set_weights": True}
         return replace(self, read_plan=replace(self.read_plan, order=order), facts=facts)
 
     def estimate_requests(self) -> RequestEstimate | None:
@@ -212,7 +212,7 @@ class _Planner:
         self._options = options
         self._meter = meter
         self._state = state
-        self._saved = {} if state is None or state.position is None else state.facts
+        self._saved = {} if state is None else state.kept_facts
         self._order_options = OrderOptions(
             seed=shuffle.seed if shuffle else 0,
             window=shuffle.window if shuffle else 1,
@@ -243,6 +243,8 @@ class _Planner:
             if isinstance(read_plan.order, MixOrder):
                 facts["stop"] = pipeline.flat().stop
                 facts["weights"] = [weights.as_json() for weights in read_plan.order.history]
+                if self._saved.get("has_set_weights"):
+                    facts["has_set_weights"] = True
             if self._is_rebatched:
                 facts.update(rank=order.rank, world_size=order.world_size)
         else:
@@ -281,7 +283,7 @@ class _Planner:
         if len(sources) == 1:
             order = IndexedOrder(samples=counts[0], **self._order_options._asdict())
         else:
-            order = mixed_order(self._pipeline, counts, self._order_options, self._saved)
+            order = mixed_order(self._pipeline, counts, self._order_options, self._saved.get("weights"))
         lanes_count = len(order.lanes_owned)
         stored = [source for source in sources if source.objects is None]
         needs = self._needs(sources, lanes_count * len(sources))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def mixed_order(
-    pipeline: Pipeline, counts: Sequence[Sequence[int]], options: OrderOptions, saved: Mapping[str, Any]
+    pipeline: Pipeline, counts: Sequence[Sequence[int]], options: OrderOptions, saved: Sequence[Any] | None
 ) -> MixOrder:
     """The order of a mix.
 
@@ -25,12 +25,14 @@ def mixed_order(
         pipeline: The pipeline that mixes.
         counts: Number of samples in each shard, by source.
         options: Options that every order takes.
-        saved: Facts of a saved state. It remembers all changes of the weights; without one they are those of the pipeline.
+        saved: All weights in a saved state; those of the pipeline if None, or if the mix has other parts now: whether another
+            data set is accepted is decided later.
     """
     flat = pipeline.flat()
     history = [MixWeights(shares, 0, position) for position, shares in flat.schedule]
-    if "weights" in saved:
-        history = [MixWeights.from_json(entry) for entry in saved["weights"]]
+    if saved is not None:
+        kept = [MixWeights.from_json(entry) for entry in saved]
+        history = kept if all(each.sources_count == len(counts) for each in kept) else history
     window = max(1, options.window // len(counts))
     return MixOrder(
         sources=tuple(MixedSource(samples=samples, window=window, shuffled=options.shuffled) for samples in counts),

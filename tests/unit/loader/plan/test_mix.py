@@ -66,6 +66,62 @@ def test_weights_change_from_a_batch_on(parts: list[Any], tmp_path: Path, from_b
             assert_same(left, right)
 
 
+@pytest.mark.parametrize("on_epoch", [None, "equal", "changed"])
+@pytest.mark.parametrize(("at", "from_batch"), [(0, 0), (0, 3), (5, 7), (20, 20), (21, 0), (21, 4)])
+def test_changed_weights_are_resumed_from_every_position(
+    parts: list[Any], tmp_path: Path, at: int, from_batch: int, on_epoch: str | None
+) -> None:
+    """A change holds in a loader that resumes, whether its state was saved in an epoch, at its end or between two."""
+
+    def chosen(epoch: int, statistics: Any) -> Any:
+        if epoch != 1:
+            return None
+        return mixed(parts, (1, 1) if on_epoch == "equal" else (3, 1))
+
+    options: dict[str, Any] = {"lanes": 4, "index_dir": tmp_path / "index", "on_epoch": chosen if on_epoch else None}
+    states: list[tuple[int, Any]] = []
+    keys: list[list[str]] = []
+
+    def note(loader: ps.Loader) -> None:
+        if len(states) == at:
+            loader.set_weights([0, 1], from_batch=from_batch)
+        states.append((len(keys), json.loads(json.dumps(loader.state_dict()))))
+
+    with ps.Loader(mixed(parts), **options) as loader:
+        for _ in range(2):
+            note(loader)
+            for batch in loader:
+                keys.append(batch["__shard__"])
+                note(loader)
+        note(loader)
+    with ps.Loader(mixed(parts), **options) as loader:
+        unchanged = [batch["__shard__"] for _ in loader.epochs(2) for batch in loader]
+    assert (keys == unchanged) == (
+        at == 20 and on_epoch == "changed"
+    )  # weights belong to the pipeline that they were set for
+    for count, state in [*states[at : at + 2], *states[max(at, 19) : 23], *states[at::5]]:
+        with ps.Loader(mixed(parts), **options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert [batch["__shard__"] for _ in loader.epochs(2) for batch in loader] == keys[count:]
+
+
+def test_weights_of_other_parts_are_not_those_of_the_mix(parts: list[Any], tmp_path: Path) -> None:
+    """A state with weights for two parts does not fit a mix of three: the data set changed, and may be accepted."""
+    with ps.Loader(mixed(parts), index_dir=tmp_path / "index") as loader:
+        loader.set_weights([0, 1], from_batch=0)
+        state = loader.state_dict()
+    parts.append(ps.shards(f"{tmp_path}/data0/s-000.tar"))
+    index(parts[-1], tmp_path / "index")
+    made = mix(dict.fromkeys(parts, 1)).shuffle(window=16).decode(ps.Integer("cls")).batch(4)
+    with ps.Loader(made, index_dir=tmp_path / "index") as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ConfigError, match="data set changed"):
+            next(iter(loader))
+        loader.load_state_dict(state, accept_changed_data=True)
+        assert len(list(loader)) == 25
+
+
 def test_weights_are_refused_for_batches_gone(parts: list[Any], tmp_path: Path) -> None:
     """Not for a batch that was handed out, not without a mix, not for parts that are none of it."""
     with ps.Loader(mixed(parts), index_dir=tmp_path / "index") as loader:
