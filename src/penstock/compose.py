@@ -18,9 +18,9 @@ from urllib.parse import unquote
 
 from penstock import forks
 from penstock.config import check_configs, check_names
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.fetch import configure_process_budget
-from penstock.redaction import url_parts
+from penstock.redaction import public_url, url_parts
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 _ARN = "arn:aws"
+_PLAIN_SCHEMES = ("s3://", "http://", "https://", "memory://")
+"""Schemes of which "::" is part of the key; fsspec takes it for the beginning of another URL."""
 
 
 @boundary
@@ -339,6 +341,46 @@ def key_below(root: str, url: str) -> str:
 def folder_of(url: str) -> str:
     """Return the URL of the folder that an object lies in, with a slash at its end; slashes in a query do not count."""
     return split(url)[0] if url.startswith(("http://", "https://")) else url[: url.rfind("/") + 1]
+
+
+def reach_of(url: str) -> tuple[str, ...]:
+    """Return what the URLs that a file names must begin with, given the URL of the file.
+
+    Whoever can write to a store can write a manifest there. It must not have this process read files of this machine, or send
+    requests to other hosts. So a file in a store may name objects of the same scheme, which for ``s3://`` is the endpoint of
+    the connection, and for ``http(s)://`` of the same host. A file of this machine was given by the user, as the arguments of
+    a command are, and may name anything.
+
+    Returns:
+        Beginnings of URLs, for ``str.startswith``.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        return ("",)
+    if scheme not in ("http", "https"):
+        return (f"{scheme}://",)
+    host = rest.partition("/")[0].partition("?")[0]
+    return f"{scheme}://{host}/", f"{scheme}://{host.rpartition('@')[2]}/"
+
+
+def check_reach(url: str, *, named_by: str) -> None:
+    """Refuse a URL that a file must not name; see ``reach_of``.
+
+    Args:
+        url: The URL.
+        named_by: URL of the file.
+
+    Raises:
+        DataError: The URL is of another scheme or host, or fsspec would read it by way of another file system.
+    """
+    reach = reach_of(named_by)
+    is_chain = "::" in url and reach != ("",) and not url.startswith(_PLAIN_SCHEMES)
+    if not url.startswith(reach) or is_chain:
+        raise DataError(
+            f"it names {public_url(url)}, and a file in a store may name only what begins with {public_url(reach[-1])}",
+            shard=named_by,
+            hint="copy it to this machine, where a file may name any URL, if you trust whoever wrote it",
+        )
 
 
 @overload

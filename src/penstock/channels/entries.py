@@ -16,6 +16,7 @@ from penstock import compose
 from penstock.channels.entry_table import ChannelObject, EntryTable
 from penstock.errors import ConfigError, DataError, ObjectMissingError
 from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
+from penstock.json_text import parse_json
 from penstock.order.permutation import key_of, permutation
 from penstock.store.multi import MultiStore
 
@@ -161,7 +162,7 @@ def _prefix_of(text: bytes) -> str | None:
     """Return the prefix of a manifest of SageMaker's kind, or None if it is of another kind."""
     if not is_sagemaker_manifest(text):
         return None
-    first = json.loads(text)[0]
+    first = parse_json(text)[0]
     prefix = str(first["prefix"])
     return prefix if prefix.endswith("/") else prefix[: prefix.rfind("/") + 1]
 
@@ -196,7 +197,7 @@ class _AugmentedSource:
 
     def _entry(self, line: bytes, number: int) -> Entry:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise DataError(f"line {number} of the manifest is not JSON ({error})", shard=self._url) from error
         if not isinstance(row, dict):
@@ -211,6 +212,7 @@ class _AugmentedSource:
             return (value if isinstance(value, str) else json.dumps(value)).encode()
         if not isinstance(value, str) or "://" not in value:
             raise DataError(f"line {number} of the manifest has no URL in {name!r}", shard=self._url, field=name)
+        compose.check_reach(value, named_by=self._url)
         return ChannelObject(self._stores.key_of(value), PurePosixPath(value).name)
 
 

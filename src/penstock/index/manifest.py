@@ -13,8 +13,9 @@ import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.compose import folder_of
+from penstock.compose import check_reach, folder_of, reach_of
 from penstock.errors import ConfigError, DataError
+from penstock.json_text import parse_json
 from penstock.redaction import public_url
 from penstock.types import strong_etag
 from penstock.version import install_hint
@@ -159,7 +160,8 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
             order of each line.
 
     Raises:
-        DataError: The manifest is not of a kind that this module describes; the message names the line.
+        DataError: The manifest is not of a kind that this module describes, and the message names the line; or it lies in a
+            store, and names what it must not name there: see ``penstock.compose.reach_of``.
         ConfigError: The manifest is Parquet, and pyarrow is not installed.
     """
     return list(iter_manifest(data, url=url, refs=refs))
@@ -174,7 +176,7 @@ def iter_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
         refs: Attributes of an augmented manifest whose objects are wanted; see ``read_manifest``.
 
     Raises:
-        DataError: While iterating: the manifest is not of a kind that this module describes; the message names the line.
+        DataError: While iterating, for the reasons that ``read_manifest`` names.
         ConfigError: While iterating: the manifest is Parquet, and pyarrow is not installed.
 
     Cost: 2 µs for each line that penstock wrote; the kinds that are not lines are parsed before the first object.
@@ -182,10 +184,20 @@ def iter_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
     raw = bytes(data)
     base = folder_of(url)
     if raw[:4] == PARQUET_MAGIC:
-        return _read_parquet(raw, base, url)
-    if is_sagemaker_manifest(raw):
-        return _read_sagemaker(raw, url)
-    return _read_lines(raw, base, url, tuple(refs) if refs is not None else None)
+        entries = _read_parquet(raw, base, url)
+    elif is_sagemaker_manifest(raw):
+        entries = _read_sagemaker(raw, url)
+    else:
+        entries = _read_lines(raw, base, url, tuple(refs) if refs is not None else None)
+    return _within_reach(entries, url)
+
+
+def _within_reach(entries: Iterator[ManifestEntry], name: str) -> Iterator[ManifestEntry]:
+    reach = reach_of(name)
+    for entry in entries:
+        if not entry.url.startswith(reach) or "::" in entry.url:
+            check_reach(entry.url, named_by=name)
+        yield entry
 
 
 def is_sagemaker_manifest(data: bytes) -> bool:
@@ -207,7 +219,7 @@ def _read_lines(raw: bytes, base: str, name: str, refs: tuple[str, ...] | None) 
     for number, line in enumerate(io.BytesIO(raw), 1):
         try:
             row = _decoded(line.decode())
-        except ValueError:
+        except (ValueError, RecursionError):
             if not line.strip():
                 continue
             row = _decoded_anyhow(line, number, name)
@@ -229,7 +241,7 @@ def _read_lines(raw: bytes, base: str, name: str, refs: tuple[str, ...] | None) 
 def _decoded_anyhow(line: bytes, number: int, name: str) -> Any:
     """Return the row of a line that may have another encoding than UTF-8, or begin with a byte order mark."""
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError as error:
         raise DataError(f"line {number} of the manifest is not JSON ({error})", shard=name) from error
 
@@ -263,7 +275,7 @@ def _first(row: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 def _read_sagemaker(text: bytes, name: str) -> Iterator[ManifestEntry]:
     try:
-        entries = json.loads(text)
+        entries = parse_json(text)
     except ValueError as error:
         raise DataError(f"the manifest is not JSON ({error})", shard=name) from error
     prefix = entries[0].get("prefix") if entries and isinstance(entries[0], dict) else None

@@ -195,7 +195,10 @@ class Conversion(PackJob):
         stored = None if overwrite else target.plan(job_identity(self._job))
         if stored is not None:
             return self._resume(
-                stored, lambda: self._new_plan(self._find(), stored.starts), must_match=target.is_done(stored)
+                stored,
+                lambda: self._new_plan(self._find(), stored.starts),
+                must_match=target.is_done(stored),
+                urls=None if self._source.manifest else self._source.urls,
             )
         found = self._find()
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:

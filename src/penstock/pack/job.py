@@ -11,9 +11,10 @@ from penstock.pack.progress import Packed
 from penstock.pack.recipes import WorkerSetup
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ThreadWorkerPool
+from penstock.patterns import has_glob, split_glob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.index import ShardRow
     from penstock.pack.destination import Destination
@@ -57,23 +58,37 @@ class PackJob:
         assert self._plan is not None, "plan() comes first"
         return self._plan
 
-    def _resume(self, plan: PackPlan, replan: Callable[[], PackPlan], *, must_match: bool) -> PackPlan:
+    def _resume(
+        self, plan: PackPlan, replan: Callable[[], PackPlan], *, must_match: bool, urls: Sequence[str] | None
+    ) -> PackPlan:
         """Follow the plan that an earlier run stored.
 
         Args:
-            plan: The stored plan.
+            plan: The stored plan. Whoever can write to the destination may have written it, so it must not name anything
+                outside the source.
             replan: Returns the plan of what the source holds now.
             must_match: Whether a source that has changed is an error.
+            urls: URLs of the source; None if a manifest or a table names its objects.
 
         Raises:
             ConfigError: The source no longer names an object of the plan.
-            DataError: The source has changed, and `must_match`.
+            DataError: The source has changed, and `must_match`; or the plan reads something outside the source.
         """
-        if must_match or plan.is_of_urls:
+        if must_match or plan.is_of_urls or urls is None:
             now = replan()
             if must_match:
                 plan.check_source(now)
             plan.complete(now)
+            allowed = now.roots
+        else:
+            listed = (split_glob(url)[0] if has_glob(url) else url for url in urls)
+            allowed = [compose.split(url)[0] for url in listed]
+        for root in plan.roots:
+            if not any(root == url or root.startswith(f"{url.rstrip('/')}/") for url in allowed):
+                raise DataError(
+                    f"the stored plan reads {root}, which does not belong to the source",
+                    hint="somebody else may have written it; --overwrite (overwrite=True) starts again",
+                )
         connection = self._source_connection
         self._stores = [self._stack.enter_context(compose.connect(url, **connection)) for url in plan.roots]
         self._plan = plan

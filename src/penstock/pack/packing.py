@@ -192,14 +192,21 @@ class Packing(PackJob):
                     "a source with read= or with stages cannot be listed",
                     hint="pack an iterable that yields its samples",
                 )
-            urls: tuple[str, ...] = source.urls
-        else:
-            urls = (os.fspath(self._source),)
-        for url in urls:
-            if not tables.is_table_name(url) and not is_manifest_name(url):
-                root, key = compose.split(url.rstrip("/") + "/")
-                with compose.connect(root, **self._source_connection) as store:
-                    refuse_inside(store.describe(key), self._store.describe(""))
+        for url in self._source_urls() or ():
+            root, key = compose.split(url.rstrip("/") + "/")
+            with compose.connect(root, **self._source_connection) as store:
+                refuse_inside(store.describe(key), self._store.describe(""))
+
+    def _source_urls(self) -> tuple[str, ...] | None:
+        """Return the URLs of the source; None if a manifest or a table names its objects."""
+        if isinstance(self._source, Pipeline):
+            source = self._source.source
+            assert isinstance(source, Objects)
+            return source.urls if source.manifest is None else None
+        if self._is_python:
+            return ()
+        url = os.fspath(self._source)
+        return None if tables.is_table_name(url) or is_manifest_name(url) else (url,)
 
     # ── planning ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +228,7 @@ class Packing(PackJob):
                 stored,
                 lambda: self._new_plan(job, self._listed(), stored.starts),
                 must_match=self._must_be_as_planned(stored),
+                urls=self._source_urls(),
             )
         if self._is_python:
             self._check_python()
@@ -245,8 +253,7 @@ class Packing(PackJob):
         """Return whether a changed source is an error; a folder may change until everything is packed."""
         if self._is_python:
             return False
-        urls = [os.fspath(self._source)] if not isinstance(self._source, Pipeline) else []
-        is_written_down = any(is_manifest_name(url) or tables.is_table_name(url) for url in urls)
+        is_written_down = not isinstance(self._source, Pipeline) and self._source_urls() is None
         return is_written_down or self._options.labels not in (None, "folders") or self.destination.is_done(plan)
 
     def _begin(self, job: dict[str, Any], *, append: bool, overwrite: bool) -> dict[str, int]:
@@ -343,6 +350,8 @@ class Packing(PackJob):
             for row in rows
             for file in row.files.values()
         ]
+        for each in urls:
+            compose.check_reach(each, named_by=url)
         listing = entries.entries_of_rows(rows, self._find(self._objects(urls=urls)) if urls else [])
         return listing._replace(are_keys_counted=not any(row.get("__key__") for row in table))
 

@@ -158,6 +158,23 @@ def test_one_script_in_all_modes(
     assert left_in(tmp_path / "tmp") == []
 
 
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "/etc/hostname", "http://127.0.0.1:1/x"])
+def test_what_lies_in_a_store_does_not_read_the_host(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, url: str
+) -> None:
+    """Manifests in a bucket that name files of this machine, or another host, end the run before the program starts."""
+    folder, _, name = url.rpartition("/")
+    s3_store.write("a.manifest", json.dumps([{"prefix": f"{folder}/"}, name]).encode())
+    s3_store.write("b.manifest", json.dumps({"image-ref": url if "://" in url else f"file://{url}"}).encode())
+    for options in (
+        "a.manifest,type=ManifestFile",
+        "b.manifest,type=AugmentedManifestFile,attributes=image-ref,mode=pipe",
+    ):
+        done = run("--strict", "--channel", f"train=s3://{bucket}/{options}", "--", "echo", "started")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "a file in a store may name only what begins with s3://" in done.stderr
+
+
 def test_a_directory_is_a_channel(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """The same script trains on directories of this machine, which it neither copies nor removes."""
     for name, data in (("train/a", b"x\ny\n"), ("val/b", b"z")):

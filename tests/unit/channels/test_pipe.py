@@ -249,6 +249,19 @@ def test_a_manifest_of_two_buckets(stores: Stores, begin: Callable[..., PipeChan
     assert read_epoch(tmp_path / "train") == "".join(order).encode()
 
 
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "/etc/hostname", "http://127.0.0.1:1/x"])
+@pytest.mark.parametrize("data_type", ["ManifestFile", "AugmentedManifestFile"])
+def test_a_manifest_does_not_read_the_host(
+    stores: Stores, begin: Callable[..., PipeChannel], data_type: str, url: str
+) -> None:
+    """A manifest in a store that names a file of this machine, or another host, is refused before the channel begins."""
+    row = {"image-ref": url.replace("/etc/", "file:///etc/") if url[0] == "/" else url}
+    stores("memory://bucket").write("list.jsonl", json.dumps(row).encode())
+    names = ("image-ref",) if data_type == "AugmentedManifestFile" else ()
+    with pytest.raises(DataError, match="may name only what begins with memory://"):
+        begin(url="memory://bucket/list.jsonl", data_type=data_type, attribute_names=names)
+
+
 def test_an_augmented_manifest(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
     """Attributes come in the chosen order: the objects of references, text as it is, other values as JSON."""
     contents = fill(stores, 3)

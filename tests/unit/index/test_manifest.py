@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from penstock.compose import check_reach
 from penstock.errors import ConfigError, DataError
 from penstock.index import ManifestEntry, is_manifest_name, iter_manifest, read_manifest, write_manifest
 from penstock.index import manifest as manifest_module
@@ -138,3 +139,53 @@ def test_names_of_manifests() -> None:
         map(is_manifest_name, ("train.manifest.jsonl", "s3://b/manifest.parquet", "x.manifest", "Manifest.json"))
     )
     assert not any(map(is_manifest_name, ("train.jsonl", "manifest/train.jsonl", "a.parquet", "manifest.tar")))
+
+
+HOSTILE = [
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "http://127.0.0.1:80/latest/meta-data",
+    "memory://other/x",
+    "simplecache::file:///etc/passwd",
+    "S3://b/x",
+]
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+@pytest.mark.parametrize("kind", ["sagemaker", "augmented", "key", "header", "parquet"])
+def test_a_manifest_names_nothing_outside_its_own_store(kind: str, url: str) -> None:
+    """A manifest in a store that names files of this machine, another scheme or another host is refused, whatever its kind."""
+    folder, _, name = url.rpartition("/")
+    out = io.BytesIO()
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        write_manifest([ObjectInfo(name, 1)], out, base_url=f"{folder}/", format="parquet")
+    text = {
+        "sagemaker": json.dumps([{"prefix": f"{folder}/"}, name]),
+        "augmented": json.dumps({"image-ref": url, "label": 1}),
+        "key": json.dumps({"key": url, "size_bytes": 1, "etag": "e"}),
+        "header": json.dumps({"penstock_manifest": 1, "base_url": f"{folder}/"}) + "\n" + json.dumps({"key": name}),
+        "parquet": "",
+    }[kind]
+    with pytest.raises(DataError, match=r"a file in a store may name only what begins with s3://"):
+        read_manifest(text.encode() or out.getvalue(), url=URL)
+    assert [entry.url for entry in read_manifest(text.encode() or out.getvalue(), url="/here/m.jsonl")] == [url]
+
+
+@pytest.mark.parametrize(
+    ("url", "reached", "refused"),
+    [
+        ("https://u:p@h:81/a/m", ["https://h:81/b", "https://u:p@h:81/c"], ["https://h/b", "http://h:81/b", "https://h:81.x/"]),
+        ("https://h/m?sig=/x", ["https://h/y?sig=z"], ["https://h?y", "https://hh/", "https://h@x/"]),
+        ("gs://b/m", ["gs://c/x"], ["gs://c/x::file:///etc/passwd"]),
+        ("s3://b/m", ["s3://c/x::y"], ["s3:/c", "x"]),
+        ("memory://b/m", ["memory://c/x"], ["file:///memory://"]),
+    ],
+)  # fmt: skip
+def test_what_a_manifest_may_name(url: str, reached: list[str], refused: list[str]) -> None:
+    """Objects of the same scheme can be named, for HTTP only on the same host, and by no chain of fsspec's."""
+    for each in reached:
+        check_reach(each, named_by=url)
+    for each in refused:
+        with pytest.raises(DataError, match="may name only"):
+            check_reach(each, named_by=url)

@@ -447,6 +447,20 @@ def test_a_source_that_changed_since_it_was_planned(source: Path, tmp_path: Path
     assert everything(tmp_path / "out")["class2/023"]["jpg"] == b"another"
 
 
+def test_a_stored_plan_reads_nothing_outside_the_source(source: Path, tmp_path: Path) -> None:
+    """A plan that somebody else has put beside the shards, and that reads another directory, is refused."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_text("secret")
+    with Packing(source, f"{tmp_path}/out/", PackOptions(), connection={}) as packing:
+        plan = packing.plan(append=False, overwrite=False)
+        plan.roots = [f"{tmp_path}/secrets"]
+        packing.save()
+    with pytest.raises(DataError, match=r"the stored plan reads .*secrets, which does not belong to the source"):
+        pack(source, tmp_path / "out")
+    assert everything(tmp_path / "out") == {}
+    pack(source, tmp_path / "out", overwrite=True)
+
+
 def test_a_file_that_went_away(source: Path, tmp_path: Path) -> None:
     """A file that cannot be read stops the packing with an error that names it; no shard is visible in part."""
     options = PackOptions(bytes_max=9_000)
