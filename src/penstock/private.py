@@ -21,6 +21,21 @@ def is_trusted(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0)
 
 
+def others_can_read(status: os.stat_result, user_id: int | None = None) -> bool:
+    """Whether a file of secrets can be read by users who should not.
+
+    If root owns the file and this user is another one, whoever installed it lets this user read it by the bits of the group:
+    packages install ``root:service`` with mode 0640, Kubernetes mounts secrets with 0440, and systemd's ``LoadCredential=``
+    adds an ACL for the user, whose mask is shown there.
+
+    Args:
+        status: Status of the file.
+        user_id: The user who reads it; None for the one of this process.
+    """
+    is_meant = status.st_uid == 0 and (os.geteuid() if user_id is None else user_id) != 0
+    return bool(status.st_mode & (stat.S_IROTH if is_meant else stat.S_IRGRP | stat.S_IROTH))
+
+
 def check_private(path: str | os.PathLike[str], *, what: str) -> None:
     """Refuse a directory into which other users could have put files.
 

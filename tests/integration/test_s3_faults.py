@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,15 @@ def test_fixed_keys_that_expired_are_an_error(faulty: FaultyServer, connect_faul
     assert len(faulty.requests) == 1
 
 
-@pytest.mark.parametrize("process", ["/bin/false", "/bin/echo no json"])
+@pytest.mark.parametrize(
+    "process",
+    [
+        "/bin/false",
+        "/bin/echo no json hunter2",
+        "sh -c 'echo hunter2 >&2; exit 1'",
+        """/bin/echo '{"Version": "hunter2"}'""",
+    ],
+)
 def test_a_chain_that_breaks_is_an_error(
     faulty: FaultyServer, connect_faulty: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: str
 ) -> None:
@@ -176,8 +185,11 @@ def test_a_chain_that_breaks_is_an_error(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {process}\n")
     try:
-        with pytest.raises(CredentialsError, match=r"GET s3://bucket/a: the AWS credential chain failed.*Hint"):
+        with pytest.raises(
+            CredentialsError, match=r"GET s3://bucket/a: the AWS credential chain failed.*Hint"
+        ) as caught:
             connect_faulty(anonymous=False).read("a")
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value)).replace(process, "")
         for broken in (b"\xff\xfe[[[ not an ini file", b"what is this\n"):
             (tmp_path / "config").write_bytes(broken)
             credentials.botocore_session.cache_clear()

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.cache.directory import LAYOUT
 from penstock.index.place import in_directory
-from penstock.private import check_private, open_private
+from penstock.private import check_private, open_private, others_can_read
 from penstock.sources.shards import Shard
 from penstock.store.local import LocalStore
 
@@ -159,3 +159,19 @@ def test_nothing_there_is_nothing_to_refuse(tmp_path: Path) -> None:
     check_private(tmp_path / "no" / "where", what="cache")
     (tmp_path / "file").touch()
     check_private(tmp_path / "file" / "x", what="cache")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "reader", "expected"),
+    [
+        (0o600, STRANGER, STRANGER, False),
+        (0o640, STRANGER, STRANGER, True),
+        (0o440, 0, STRANGER, False),  # what systemd and Kubernetes mount
+        (0o444, 0, STRANGER, True),
+        (0o440, 0, 0, True),
+    ],
+)
+def test_a_secret_may_be_shown_to_this_user_by_root_alone(mode: int, owner: int, reader: int, expected: bool) -> None:
+    """The group's bits of a file of root's are for the service that reads it; those of one's own file are for others."""
+    status = os.stat_result((stat.S_IFREG | mode, 1, 1, 1, owner, 0, 0, 0, 0, 0))
+    assert others_can_read(status, reader) == expected

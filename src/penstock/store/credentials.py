@@ -6,6 +6,7 @@ takes 0.1 s, so it is used only if arguments and environment do not give keys, r
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -156,19 +157,24 @@ class CredentialProvider:
     def _ask(self) -> Credentials:
         import botocore.exceptions
 
+        frozen, reason = None, "no credentials found"
         try:
             if self._chain is None:
                 # session.get_credentials() would return the expired keys again.
                 self._chain = (
                     botocore_session(self._profile, _named()).get_component("credential_provider").load_credentials()
                 )
-            if self._chain is None:
-                raise CredentialsError("no credentials found", hint=_ANONYMOUS_HINT)
-            frozen = self._chain.get_frozen_credentials()
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError) as error:
-            if isinstance(error, CredentialsError):
-                raise
-            raise CredentialsError(f"the AWS credential chain failed: {error}", hint=_ANONYMOUS_HINT) from error
+            if self._chain is not None:
+                frozen = self._chain.get_frozen_credentials()
+        except (
+            botocore.exceptions.BotoCoreError,
+            botocore.exceptions.ClientError,
+            OSError,
+            json.JSONDecodeError,
+        ) as error:
+            reason = f"the AWS credential chain failed: {_reason_of(error)}"
+        if frozen is None:  # raised outside of the handler, because a traceback would show the library's error as well
+            raise CredentialsError(reason, hint=_ANONYMOUS_HINT)
         self.source = str(self._chain.method)
         return Credentials(
             access_key=frozen.access_key, secret_key=frozen.secret_key, session_token=frozen.token or None
@@ -179,6 +185,14 @@ class CredentialProvider:
         self._lock = threading.RLock()
         self._waiting = []
         self._running = False
+
+
+def _reason_of(error: Exception) -> str:
+    """Return an error of the chain as text, without what a ``credential_process`` printed, which may hold secrets."""
+    fields = getattr(error, "kwargs", {})
+    if fields.get("provider") == "custom-process" or isinstance(error, json.JSONDecodeError):
+        return "the credential_process did not print credentials (its output is not shown, because it may hold secrets)"
+    return str(error)
 
 
 def _late() -> CredentialsError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.private import others_can_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -200,7 +201,7 @@ def _check_mode(place: Path, status: os.stat_result, *, is_exposed: bool) -> Non
     hint = f"chmod 600 {place}"
     if status.st_uid not in (os.geteuid(), 0) or mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"other users can write to the file of access keys {place} (mode {mode:04o})", hint=hint)
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
+    if others_can_read(status):
         what = f"other users can read the file of access keys {place} (mode {mode:04o})"
         if is_exposed:
             raise ConfigError(f"{what}, and the gateway listens beyond loopback", hint=hint)

@@ -16,6 +16,7 @@ from penstock.config import KIB, MIB, check_number, check_whole
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import CALLER, HIDDEN_HEADERS
 from penstock.gateway.serving.values import suggestion
+from penstock.private import others_can_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,11 +216,11 @@ def check_secret_file(path: str, what: str) -> None:
     """Refuse a file with a secret that other users can read or change.
 
     Raises:
-        ConfigError: Group or others may read or write the file, or it belongs to another user.
+        ConfigError: Others may read or write the file.
     """
     status = Path(path).stat()
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077 and not (mode & 0o077 == 0o040 and status.st_uid == 0):  # root:gateway 0640, as packages install it
+    if others_can_read(status) or mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"{what} {path} has mode {mode:04o}: others can read or change it", hint=f"chmod 600 {path}")
 
 
