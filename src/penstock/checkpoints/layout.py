@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import check_whole
+
+if TYPE_CHECKING:
+    from penstock.types import Buffer
 
 COMMIT_MARKER = ".metadata"
 DATA_SUFFIX = ".distcp"
@@ -31,6 +34,7 @@ STEP_MAX = 10**STEP_DIGITS - 1
 _STEP = re.compile(rf"step-(\d{{{STEP_DIGITS}}})/?")
 _SAVE_ID = r"([0-9a-f]{12})"
 _DATA = re.compile(rf"(?:.*/)?[^/]*__\d+_\d+-{_SAVE_ID}\{DATA_SUFFIX}")
+_DATA_IN_MARKER = re.compile(rf"__\d+_\d+-{_SAVE_ID}\{DATA_SUFFIX}".encode())
 _MANIFEST = re.compile(rf"manifest-{_SAVE_ID}\.json")
 _SAVING = re.compile(rf"saving-{_SAVE_ID}\.json")
 
@@ -90,6 +94,11 @@ def saving_name(save_id: str) -> str:
 def save_of_data(name: str) -> str | None:
     """Return the ID of the save that wrote a data file; None for other names."""
     return _id(_DATA, name)
+
+
+def saves_of_marker(data: Buffer) -> set[str]:
+    """Return the IDs of the saves whose data files a commit marker, uint8[n], names; it is not decoded."""
+    return {save_id.decode() for save_id in _DATA_IN_MARKER.findall(data)}
 
 
 def save_of_manifest(name: str) -> str | None:

@@ -15,15 +15,39 @@ import sys
 import zipfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from penstock.errors import CheckpointError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.torch.checkpoint.object_file import ObjectFile
+    from penstock.types import Buffer
 
 ZIP_HEAD = b"PK\x03\x04"
+LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files begin that ``torch.save`` writes with ``_use_new_zipfile_serialization=False``: its magic number, pickled."""
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 HEADER_BYTES = _LOCAL_HEADER.size
 _WIDE = 0xFFFFFFFF  # from here on, sizes and offsets have 8 bytes in an extra field
+
+
+def load_guarded(data: Buffer, **options: Any) -> Any:
+    """Load what ``torch.save`` wrote, from memory, without running code from it: tensors and plain data.
+
+    Only the two formats of ``torch.save`` are read, because the guard of PyTorch before 2.6 does not cover tar archives
+    (CVE-2025-32434).
+
+    Args:
+        data: The file, uint8[n].
+        **options: Options of ``torch.load``.
+
+    Raises:
+        pickle.UnpicklingError: It contains more, or is of another format.
+        Exception: It is damaged; ``torch.load`` raises anything.
+    """
+    if not bytes(data[: len(LEGACY_HEAD)]).startswith((ZIP_HEAD, LEGACY_HEAD)):
+        raise pickle.UnpicklingError("it is not a file of torch.save")
+    return torch.load(io.BytesIO(data), weights_only=True, **options)
 
 
 class PlainFileError(Exception):

@@ -9,6 +9,7 @@ extended to the limits of the blocks that have checksums, so that everything is 
 from __future__ import annotations
 
 import io
+import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from penstock.config import MIB
 from penstock.crc import crc32c
 from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
 from penstock.fetch import PlanItem
+from penstock.torch.checkpoint.archive import load_guarded
 from penstock.torch.checkpoint.items import is_plain, tensor_bytes
 from penstock.types import ByteRange
 
@@ -74,6 +76,7 @@ class PlanReader:
         manifest: Manifest of the checkpoint; None if its writer left none.
         planner: The planner, which has the tensors to load into.
         versions: Versions of the files to read, by name; a file that is not among them is read as it is.
+        weights_only: Whether objects may hold only tensors and plain data; False runs code from the checkpoint.
     """
 
     def __init__(
@@ -85,12 +88,14 @@ class PlanReader:
         planner: LoadPlanner,
         *,
         versions: Mapping[str, ObjectInfo],
+        weights_only: bool,
     ) -> None:
         self._store = store
         self._directory = directory
         self._metadata = metadata
         self._planner = planner
         self._versions = versions
+        self._weights_only = weights_only
         self._block_bytes = manifest.block_bytes if manifest is not None else 0
         files = manifest.files if manifest is not None else ()
         self._items = {(file.name, item.offset_bytes): item for file in files for item in file.items}
@@ -178,21 +183,38 @@ class PlanReader:
     def _take_bytes(self, item: ReadItem) -> Callable[[memoryview], None]:
         def take(memory: memoryview) -> None:
             try:
-                self._planner.load_bytes(item, io.BytesIO(memory))
+                self._planner.load_bytes(item, self._harmless(memory) if self._weights_only else io.BytesIO(memory))
             except Exception as error:
                 raise self._not_loaded(item, error) from error
 
         return take
 
+    @staticmethod
+    def _harmless(memory: memoryview) -> io.BytesIO:
+        """Save anew what the guarded loader makes of an object, because PyTorch's planners unpickle objects without a limit.
+
+        Giving them the same bytes after a check would rely on both unpicklers reading them alike.
+        """
+        torch.save(load_guarded(memory), data := io.BytesIO())
+        data.seek(0)
+        return data
+
     def _not_loaded(self, item: ReadItem, error: Exception) -> CheckpointError:
         info = self._metadata.storage_data[item.storage_index]
         what = f"{item.storage_index.fqn!r} cannot be loaded: {type(error).__name__}: {error}"
-        return CheckpointError(what, url=self._url(info.relative_path), offset_bytes=info.offset)
+        hint = None
+        if isinstance(error, pickle.UnpicklingError) and self._weights_only:
+            what = f"{item.storage_index.fqn!r} holds more than tensors and plain data"
+            hint = (
+                "torch.serialization.add_safe_globals allows a class; if you trust whoever can write to the bucket, "
+                "StorageReader(url, weights_only=False) loads everything, and runs code from it"
+            )
+        return CheckpointError(what, url=self._url(info.relative_path), offset_bytes=info.offset, hint=hint)
 
     def _take_saved_tensor(self, item: ReadItem) -> Callable[[memoryview], None]:
         def take(memory: memoryview) -> None:
             try:
-                saved = torch.load(io.BytesIO(memory), map_location="cpu", weights_only=True)
+                saved = load_guarded(memory, map_location="cpu")
                 box = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
             except Exception as error:
                 raise self._not_loaded(item, error) from error

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ConfigError, DataError
+from penstock.torch.checkpoint.archive import load_guarded
 
 
 def encoded(value: Any, what: str) -> torch.Tensor:
@@ -44,7 +45,7 @@ def decoded(data: torch.Tensor, what: str) -> Any:
         DataError: It is damaged, or holds a class that ``torch.load`` does not allow.
     """
     try:
-        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        return load_guarded(data.numpy().tobytes())
     except Exception as error:
         raise DataError(f"{what} in the checkpoint cannot be read: {_first_line(error)}") from None
 

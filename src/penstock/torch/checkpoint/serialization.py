@@ -18,7 +18,14 @@ from penstock.config import KIB, MIB
 from penstock.errors import CheckpointError, ChecksumError, ConfigError, PenstockError
 from penstock.fetch import PlanItem
 from penstock.fetch.plan import COPIED_BYTES_MAX
-from penstock.torch.checkpoint.archive import HEADER_BYTES, ZIP_HEAD, Archive, PlainFileError, check_header
+from penstock.torch.checkpoint.archive import (
+    HEADER_BYTES,
+    LEGACY_HEAD,
+    ZIP_HEAD,
+    Archive,
+    PlainFileError,
+    check_header,
+)
 from penstock.torch.checkpoint.object_file import ObjectFile
 from penstock.torch.checkpoint.prefaulting import Prefaulting
 from penstock.torch.checkpoint.verification import FileVerifier, choose_verifier
@@ -41,8 +48,6 @@ _PIECE_BYTES = 16 * MIB
 """Bytes that are verified at a time, while the next ones arrive."""
 _GAP_BYTES_MAX = 64 * KIB
 """What lies between two storages, a header and padding, is read with the second one, into memory before its own."""
-_LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files begin that ``torch.save`` writes with ``_use_new_zipfile_serialization=False``: its magic number, pickled."""
 
 
 # ── saving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,8 +139,11 @@ def load_from(store: Store, key: Key, map_location: MapLocation, *, weights_only
             return _load_archive(store, info, file, map_location, weights_only=weights_only)
         except PlainFileError:
             pass
-    elif not (head.startswith(_LEGACY_HEAD) or head[257:262] == b"ustar"):
+    elif not (head.startswith(LEGACY_HEAD) or head[257:262] == b"ustar"):
         raise CheckpointError("not a file of torch.save", url=file.name)
+    elif weights_only and not head.startswith(LEGACY_HEAD):  # the guard of PyTorch before 2.6 does not cover it
+        what = f"{file.name}: a tar archive of PyTorch 0.1 is not loaded with weights_only=True"
+        raise pickle.UnpicklingError(f"{what}. Hint: weights_only=False loads it, and runs code from it")
     elif mmap:
         raise ConfigError(f"{file.name}: mmap=True needs a file in the zip format of torch.save", hint="use mmap=False")
     return _load_plain(store, key, file, map_location, weights_only=weights_only)

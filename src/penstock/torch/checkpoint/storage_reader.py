@@ -61,6 +61,8 @@ class StorageReader(PlacedStorage, TorchStorageReader):
 
     Args:
         url: URL of the checkpoint's directory, with any scheme that ``penstock.connect`` supports.
+        weights_only: Whether objects that are not tensors may hold only tensors and plain data, as for ``torch.load``. With
+            False, the checkpoint can run any code.
         **options: Options of ``penstock.connect``.
 
     Raises:
@@ -71,16 +73,17 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         that of the largest one if it was not written by ``StorageWriter``.
     """
 
-    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(self, url: str | os.PathLike[str], *, weights_only: bool = True, **options: Any) -> None:
         super().__init__()
         self._options = options
+        self._weights_only = weights_only
         self._place = CheckpointPlace(url, options)
         self._metadata: Metadata | None = None
         self._metadata_crc = 0
         self._manifest: CheckpointManifest | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return remade, (type(self), self._place.url, self._options)
+        return remade, (type(self), self._place.url, {"weights_only": self._weights_only, **self._options})
 
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
 
@@ -100,16 +103,15 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         store = self._place.store()
         url = self._place.describe(layout.COMMIT_MARKER)
         data = read_metadata(store, self._place.directory)
-        metadata = decode_metadata(data, url)
         self._metadata_crc = crc32c(data)
         self._manifest = None
-        files = {info.relative_path for info in metadata.storage_data.values()}
-        saves = {save for name in files if (save := layout.save_of_data(name)) is not None}
+        saves = layout.saves_of_marker(data)
         if len(saves) > 1:
             raise CheckpointError("the file names files of several saves", url=url)
         if saves:
             self._manifest = read_manifest(store, self._place.directory, saves.pop())
             check_metadata(self._manifest, data, url)
+        metadata = decode_metadata(data, url)  # after its checksum was compared, if there is one
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = layout.new_save_id()
@@ -184,7 +186,13 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         assert self._metadata is not None
         versions = plan.storage_data.files if isinstance(plan.storage_data, _Versions) else {}
         reader = PlanReader(
-            self._place.store(), self._place.directory, self._metadata, self._manifest, planner, versions=versions
+            self._place.store(),
+            self._place.directory,
+            self._metadata,
+            self._manifest,
+            planner,
+            versions=versions,
+            weights_only=self._weights_only,
         )
         reader.read(plan.items)
         done: Future[None] = Future()

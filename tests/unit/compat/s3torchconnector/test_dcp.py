@@ -79,7 +79,7 @@ def test_the_options_reach_the_store() -> None:
     """Options of the client, the largest gap and the endpoint are those of the store; a pickled copy has the same."""
     config = S3ClientConfig(part_size=16 << 20, unsigned=True)
     kind = S3ReaderConstructor.dcp_optimized(max_gap_size=float("inf"))
-    reader = S3StorageReader("eu-west-1", URI, config, kind, endpoint="http://localhost:9000")
+    reader = S3StorageReader("eu-west-1", URI, config, kind, endpoint="http://localhost:9000", weights_only=False)
     writer = S3StorageWriter(
         "eu-west-1", URI, config, HexPrefixStrategy(), thread_count=2, single_file_per_rank=True, endpoint="http://h:1"
     )
@@ -87,5 +87,6 @@ def test_the_options_reach_the_store() -> None:
     assert [repr(copy) for copy in copies] == [repr(reader), repr(writer)]
     assert [copy.checkpoint_id for copy in copies] == [f"{URI}/"] * 2
     assert copies[0].__reduce__()[0].keywords == reader.__reduce__()[0].keywords
+    assert not copies[0]._weights_only
     assert S3StorageWriter.validate_checkpoint_id(URI)
     assert not S3StorageReader.validate_checkpoint_id("/tmp/x")

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -130,6 +131,14 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError):
         ps.torch.load(tmp_path / "x.pt")
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_tar_archive_needs_weights_only_to_be_false(tmp_path: Path) -> None:
+    """The format of PyTorch 0.1, which the guard of PyTorch before 2.6 does not cover, is refused by name."""
+    with tarfile.open(tmp_path / "x.pt", "w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("sys_info"))
+    with pytest.raises(pickle.UnpicklingError, match=r"x\.pt: .*tar archive.*weights_only=False"):
+        ps.torch.load(tmp_path / "x.pt")
 
 
 def test_map_location(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
@@ -14,18 +15,22 @@ import torch
 import torch.distributed.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
     _EmptyStateDictLoadPlanner,
 )
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
 
 import penstock as ps
-from penstock.checkpoints import Checkpoints
+from bounded import run_bounded
+from penstock.checkpoints import CheckpointFile, CheckpointManifest, Checkpoints, layout
+from penstock.checkpoints.manifest import BLOCK_BYTES
+from penstock.crc import crc32c
 from penstock.errors import CheckpointError, ConfigError, ObjectChangedError
 from penstock.torch.checkpoint import (
     RoundRobinPrefixes,
@@ -33,6 +38,7 @@ from penstock.torch.checkpoint import (
     StorageWriter,
     items,
     plan_reading,
+    storage_reader,
     storage_writer,
 )
 from penstock.torch.checkpoint.metadata import decode_metadata
@@ -466,11 +472,155 @@ def test_metadata_runs_no_code(saved: str, planted: Any) -> None:
         decode_metadata(pickle.dumps(metadata), "u")
 
 
+def planted_item(folder: Path, value: Any, *, manifest: bool) -> str:
+    """The URL of a checkpoint of tensor ``w`` in which somebody has put a pickled object in the tensor's place."""
+    dcp.save({"w": torch.ones(3)}, storage_writer=StorageWriter(folder))
+    with StorageReader(folder) as reader:
+        metadata = reader.read_metadata()
+    torch.save(value, data := io.BytesIO())
+    name = data_file(str(folder)).name if manifest else "__0_0.distcp"
+    metadata.state_dict_metadata = {"w": BytesStorageMetadata()}
+    metadata.storage_data = {MetadataIndex("w"): filesystem._StorageInfo(name, 0, len(data.getvalue()))}
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / name).write_bytes(data.getvalue())
+    (folder / ".metadata").write_bytes(marker := pickle.dumps(metadata))
+    if manifest:
+        save_id = str(layout.save_of_data(name))
+        item = items.write_object(lambda _: None, 0, data, block_bytes=BLOCK_BYTES)
+        file = CheckpointFile(name=name, size_bytes=item.item.length_bytes, crc32c=item.crc, items=(item.item,))
+        described = CheckpointManifest(
+            save_id=save_id, step=1, world_size=1, saved_s=0, files=(file,),
+            metadata_bytes=len(marker), metadata_crc32c=crc32c(marker),
+        )  # fmt: skip
+        (folder / layout.manifest_name(save_id)).write_bytes(described.encode())
+    return str(folder)
+
+
+class Trap:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize("flatten", [True, False])
+def test_an_object_in_the_place_of_a_tensor_runs_no_code(tmp_path: Path, flatten: bool, manifest: bool) -> None:
+    """PyTorch's planners would unpickle it without a limit; only ``weights_only=False`` lets them."""
+    url = planted_item(tmp_path / "c", Trap(tmp_path / "sprung"), manifest=manifest)
+
+    def load_it(**options: Any) -> None:
+        reader = pickle.loads(pickle.dumps(StorageReader(url, **options)))
+        planner = DefaultLoadPlanner(flatten_state_dict=flatten)
+        dcp.load({"w": torch.zeros(3)}, storage_reader=reader, planner=planner)
+
+    with pytest.raises(CheckpointException, match=r"'w' holds more than tensors and plain data.*weights_only=False"):
+        load_it()
+    assert not (tmp_path / "sprung").exists()
+    load_it(weights_only=False)
+    assert (tmp_path / "sprung").is_dir()
+
+
 @pytest.mark.parametrize("data", [b"", b"x", pickle.dumps(7), pickle.dumps({"a": torch.Size([1])})])
 def test_what_is_no_metadata(data: bytes) -> None:
     """Anything else than the metadata of a checkpoint is refused, with the file's URL."""
     with pytest.raises(CheckpointError, match=r"^s3://b/\.metadata: "):
         decode_metadata(data, "s3://b/.metadata")
+
+
+def little(value: int, length_bytes: int) -> bytes:
+    return value.to_bytes(length_bytes, "little")
+
+
+_LIST = b"\x80\x04](" + b"K\x01" * 100_000 + b"e\x94("  # a list of 100 000 numbers, which the memo keeps as number 0
+_DICT = b"\x80\x04}(" + b"".join(b"J" + little(number, 4) + b"N" for number in range(100_000)) + b"u\x94("
+_CLASS = b"ctorch.distributed.checkpoint.metadata\n"
+BOMBS = {
+    "a number of the memo": b"\x80\x02}r" + little(1 << 27, 4) + b".",
+    "a length of a bytearray": b"\x80\x05\x96" + little(1 << 36, 8),
+    "a list of a range": b"\x80\x04cbuiltins\nlist\ncbuiltins\nrange\nJ" + little(1 << 26, 4) + b"\x85R\x85R.",
+    "copies by calls": _LIST + b"cbuiltins\nlist\nh\0\x85R" * 500 + b"t.",
+    "copies of a state": _DICT + (_CLASS + b"StorageMeta\n)\x81h\0b") * 100 + b"t.",
+    "attributes of a class": b"\x80\x04" + _CLASS + b"Metadata\nN}Vbroken\nK\x01s\x86b.",
+}
+
+
+def test_a_small_file_asks_for_little_memory(tmp_path: Path) -> None:
+    """Numbers, lengths and calls in a .metadata file reserve no memory for what is not in it, and change no class."""
+    for name, bomb in BOMBS.items():
+        (tmp_path / name).write_bytes(bomb)
+    run_bounded(
+        f"""
+        import pathlib
+        from penstock.errors import CheckpointError
+        from penstock.torch.checkpoint.metadata import Metadata, decode_metadata
+        begin()
+        for path in pathlib.Path({str(tmp_path)!r}).iterdir():
+            try:
+                decode_metadata(path.read_bytes(), "u")
+            except CheckpointError as error:
+                print(error)
+            else:
+                raise AssertionError(path)
+            assert not hasattr(Metadata, "broken")
+            assert peak_bytes() - began_bytes < 64 << 20, path
+        """,
+        memory_bytes_max=64 << 20,
+    )
+
+
+def flipped(data: bytes, step: int) -> Iterator[bytes]:
+    """`data` with one bit flipped, for each bit in steps of `step`."""
+    for bit in range(0, len(data) * 8, step):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+
+
+def test_a_flipped_bit_of_metadata_with_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error, and nothing is decoded that differs from its checksum, unless the name of the data file is damaged."""
+    dcp.save({"w": torch.ones(3)}, storage_writer=StorageWriter(tmp_path))
+    decoded: list[Any] = []
+    monkeypatch.setattr(
+        storage_reader, "decode_metadata", lambda data, url: decoded.append(data) or decode_metadata(data, url)
+    )
+    path, name = tmp_path / ".metadata", data_file(str(tmp_path)).name.encode()
+    whole = path.read_bytes()
+    for damaged in flipped(whole, 29):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointException, match=r"\.metadata: |manifest-.*: |: the file is missing"):
+            dcp.load({"w": torch.zeros(3)}, storage_reader=StorageReader(tmp_path))
+    assert all(name not in bytes(data) for data in decoded)
+
+
+def test_every_flipped_bit_of_metadata_without_a_manifest(tmp_path: Path) -> None:
+    """It is an error or another metadata of the right types, in bounded memory and time."""
+    dcp.save({"w": torch.ones(3), "step": 7}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    path = tmp_path / ".metadata"
+    path.write_bytes(b"".join(flipped(path.read_bytes(), 1)))
+    found = run_bounded(
+        f"""
+        import pathlib
+        from penstock.errors import CheckpointError
+        from penstock.torch.checkpoint.metadata import decode_metadata
+        begin()
+        data = pathlib.Path({str(path)!r}).read_bytes()
+        length = int((len(data) / 8) ** 0.5)
+        errors = 0
+        for at in range(0, len(data), length):
+            try:
+                metadata = decode_metadata(data[at : at + length], "u")
+            except CheckpointError:
+                errors += 1
+        print(errors / length / 8)
+        """,
+        memory_bytes_max=64 << 20,
+    )
+    assert float(found) > 0.5
 
 
 @pytest.fixture

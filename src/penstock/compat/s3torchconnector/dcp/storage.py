@@ -103,6 +103,8 @@ class S3StorageReader(StorageReader):
         reader_constructor: ``S3ReaderConstructor.dcp_optimized(max_gap_size=)`` sets the largest gap between two ranges that
             are read with one request. Other constructors have no effect, because the load plan decides what is read.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
+        weights_only: Whether objects that are not tensors may hold only tensors and plain data. The connector's reader has no
+            such argument, and runs code from the checkpoint, as with False.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -116,6 +118,7 @@ class S3StorageReader(StorageReader):
         reader_constructor: ReaderConstructor | None = None,
         *,
         endpoint: str | None = None,
+        weights_only: bool = True,
     ) -> None:
         parse_uri(os.fspath(path))
         options = BucketStores(region=region, endpoint=endpoint, config=s3client_config).connect_options()
@@ -123,10 +126,10 @@ class S3StorageReader(StorageReader):
         if isinstance(kind, DcpOptimized):
             gap_bytes = int(min(kind.max_gap_size, GIB))
             options["fetch"] = dataclasses.replace(options["fetch"], gap_bytes_max=gap_bytes)
-        super().__init__(path, **options)
+        super().__init__(path, weights_only=weights_only, **options)
         self._made_by = partial(
             type(self), region, s3client_config=s3client_config, reader_constructor=reader_constructor,
-            endpoint=endpoint,
+            endpoint=endpoint, weights_only=weights_only,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
