@@ -56,14 +56,29 @@ class PositionedObject:
         info: Key, size and version of the object. Reading fails with ``ObjectChangedError`` if the store has another version.
 
     Attributes:
-        info: The version that is read.
+        info: The version that is read. The first answer adds an ETag that was not listed.
+        is_outdated: Whether the object was replaced after the first answer had said which version is read. Then nothing more
+            can be read, although bytes may be held, because caches outside know the file by what was listed.
     """
 
-    __slots__ = ("_closed", "_last", "_pieces", "_reads", "_runs", "_starts", "_waiting", "info")
+    __slots__ = (
+        "_closed",
+        "_first",
+        "_last",
+        "_pieces",
+        "_reads",
+        "_runs",
+        "_starts",
+        "_waiting",
+        "info",
+        "is_outdated",
+    )
 
     def __init__(self, reads: PositionedReads, info: ObjectInfo) -> None:
         self._reads = reads
         self.info = info
+        self.is_outdated = False
+        self._first: ObjectInfo | None = None  # the first answer, if it has no ETag or the listing had none
         self._starts: list[int] = []  # of the pieces, in their order
         self._pieces: list[Piece] = []  # they do not overlap
         self._last: Piece | None = None  # the one that was given completely last: a short step back costs nothing
@@ -92,6 +107,9 @@ class PositionedObject:
         end = min(offset + length_bytes, self.info.size_bytes)
         if end <= offset:
             then(())
+            return
+        if self.is_outdated:
+            then(self._changed("the object was replaced since it was first read"))
             return
         reads = self._reads
         if reads.at_hand is not None and not self._has(offset, end):
@@ -201,19 +219,20 @@ class PositionedObject:
             reads.send(sends)
 
     def _error_of(self, piece: Piece, completion: Completion) -> PenstockError | None:
+        error: PenstockError | None = None
         if completion.error is not None:
-            return self._explained(completion.error)
-        if len(completion.body) != piece.length_bytes:
+            error = self._explained(completion.error)
+        elif len(completion.body) != piece.length_bytes:
             # of an object that has become shorter, the info tells
             what = f"{len(completion.body)} of {piece.length_bytes} bytes arrived"
-            error: PenstockError = ShortReadError(what, operation="GET", url=self._reads.core.describe(self.info.key))
-        else:
-            error = None  # type: ignore[assignment]
+            error = ShortReadError(what, operation="GET", url=self._reads.core.describe(self.info.key))
         try:
-            if completion.info is not None:
+            if completion.info is not None and completion.error is None:
                 self._check_version(completion.info)
         except ObjectChangedError as changed:
-            return changed
+            error = changed
+        if self._first is not None and isinstance(error, ObjectChangedError):
+            self.is_outdated = True
         return error
 
     def _explained(self, error: PenstockError) -> PenstockError:
@@ -224,12 +243,15 @@ class PositionedObject:
             what = f"the object has become shorter than the {self.info.size_bytes} bytes that were listed"
         else:
             return error
-        changed = ObjectChangedError(what, operation="GET", url=self._reads.core.describe(self.info.key))
+        changed = self._changed(what)
         changed.__cause__ = error
         return changed
 
+    def _changed(self, what: str) -> ObjectChangedError:
+        return ObjectChangedError(what, operation="GET", url=self._reads.core.describe(self.info.key))
+
     def _check_version(self, info: ObjectInfo) -> None:
-        """Compare an answer with the version that is read.
+        """Compare an answer with the version that is read. The first one says of it what was not listed.
 
         Raises:
             ObjectChangedError: The answer is of another version.
@@ -241,11 +263,19 @@ class PositionedObject:
             if known.etag == info.etag:
                 return
             what = f"the object is now {info.etag}, not {known.etag} as when it was listed"
-        elif _is_same_time(known.last_modified_s, info.last_modified_s):
+        elif self._agrees_with_first(info):
             return
         else:
             what = "the object was modified since it was listed"
-        raise ObjectChangedError(what, operation="GET", url=self._reads.core.describe(known.key))
+        raise self._changed(what)
+
+    def _agrees_with_first(self, info: ObjectInfo) -> bool:
+        with self._reads.lock:
+            first = self._first
+            if first is None and _is_same_time(self.info.last_modified_s, info.last_modified_s):
+                self._first = first = info
+                self.info = self.info._replace(etag=self.info.etag or info.etag)
+            return first is not None and (first.etag, first.last_modified_s) == (info.etag, info.last_modified_s)
 
     # ── under the lock ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -136,6 +136,10 @@ class FileHandles(Protocol):
 class FileHandle(Protocol):
     """One open file."""
 
+    @property
+    def keeps_pages(self) -> bool:
+        """Whether the pages of the node that the kernel may have are of the version that this file reads."""
+
     def read(self, offset: int, length_bytes: int, then: BytesThen) -> None:
         """Read `length_bytes` bytes from `offset` on, fewer only at the end of the file."""
 

@@ -154,7 +154,7 @@ class StoreFileSystem:
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, inode: int, flags: int, reply: Reply) -> None:
-        """Open a file. The kernel's pages of it stay, because they belong to its version."""
+        """Open a file. The kernel's pages of it stay if they belong to its version."""
         node = self._directories.node(inode)
         if node is None or node.is_directory:
             reply.error(errno.ESTALE if node is None else errno.EISDIR)
@@ -166,7 +166,7 @@ class StoreFileSystem:
             return
         handle = next(self._numbers)
         self._open_files[handle] = file, node
-        if not reply.opened(handle, keeps_cache=True):
+        if not reply.opened(handle, keeps_cache=file.keeps_pages):
             self._close_file(handle)
 
     def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:

@@ -141,11 +141,14 @@ class ObjectReader(io.BufferedReader):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.closed:
             raise ClosedError(f"{self._object.name} is closed")
-        return _reopen, (self._object.store, self._object.key, self.etag, self.tell())
+        return _reopen, (self._object.store, self._object.info._replace(headers={}), self.tell())
 
 
-def _reopen(store: Readable, key: Key, etag: str | None, position: int) -> ObjectReader:
-    reader = ObjectReader(store, key, etag=etag)
+def _reopen(store: Readable, info: ObjectInfo, position: int) -> ObjectReader:
+    reader = ObjectReader(store, info.key, etag=info.etag)
+    found, reader._object.info = reader._object.info, info
+    if not same_version(found, info):  # of a store without ETags
+        raise reader._object._changed(found)
     reader.seek(position)
     return reader
 

@@ -271,6 +271,53 @@ def test_a_manifest_takes_the_place_of_listings(
         assert "No such file" in run("cat", mount.directory / "a/2", code=1)
 
 
+SCRIPT_OF_TWO_VERSIONS = """
+import os, sys
+def replace():
+    print("replace", flush=True)
+    sys.stdin.readline()
+with open(sys.argv[1], "rb") as file:
+    file.read(100_000)
+replace()
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+first = os.pread(descriptor, 100_000, 0)
+replace()
+try:
+    first += os.pread(descriptor, 100_000, 20 << 20)
+except OSError as error:
+    print(error.errno, flush=True)
+with open(sys.argv[1], "rb") as file:
+    print(set(first), set(file.read()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("etags", ["quoted", "none"])
+def test_an_open_file_is_one_version_without_etags_in_the_manifest(tmp_path: Path, etags: str) -> None:
+    """If a manifest names no version, an open file is that of its first read, whatever pages of others the kernel has."""
+    (tmp_path / "m").mkdir()
+    lines = [{"penstock_manifest": 1, "base_url": "s3://bucket/"}, {"key": "big", "size_bytes": 24 << 20}]
+    with FaultyServer(etags=etags) as server:
+        server.objects["manifest.jsonl"] = "\n".join(map(json.dumps, lines)).encode()
+        server.objects["big"] = b"a" * (24 << 20)
+        options = {"endpoint_url": server.endpoint_url, "anonymous": True}
+        with ps.mount("s3://bucket/", tmp_path / "m", manifest="s3://bucket/manifest.jsonl", **options) as mount:
+            reader = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT_OF_TWO_VERSIONS, str(mount.directory / "big")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            for letter in (b"b", b"c"):
+                assert reader.stdout.readline() == "replace\n"
+                server.objects["big"] = letter * (24 << 20)
+                reader.stdin.write("\n")
+                reader.stdin.flush()
+            out, _ = reader.communicate(timeout=TIME_S_MAX)
+    assert out.splitlines() == [str(errno.ESTALE), "{98} {99}"]
+
+
 def test_the_command_mounts_and_unmounts(tmp_path: Path) -> None:
     """``penstock mount`` returns when the directory can be used; ``penstock umount`` ends the process that serves it."""
     (tmp_path / "source").mkdir()

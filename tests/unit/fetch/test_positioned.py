@@ -321,6 +321,44 @@ def test_another_version_is_refused(etag: str | None, now: ObjectInfo) -> None:
     assert isinstance(reader.results[-1], ObjectChangedError)
 
 
+LISTED = ObjectInfo("k", 40 * MIB, None, 1000.4)
+
+
+@pytest.mark.parametrize(
+    ("listed", "first", "second"),
+    [
+        (LISTED._replace(last_modified_s=None), LISTED._replace(etag='"v1"'), LISTED._replace(etag='"v2"')),
+        (LISTED, LISTED._replace(etag='"v1"'), LISTED),
+        (LISTED._replace(last_modified_s=None), LISTED, LISTED._replace(last_modified_s=1001.0)),
+        (LISTED, LISTED, LISTED._replace(last_modified_s=1000.6)),
+        (LISTED, LISTED._replace(last_modified_s=1000.0), LISTED._replace(last_modified_s=1001.0)),
+        (LISTED._replace(etag='"v1"'), LISTED, LISTED._replace(last_modified_s=1001.0)),
+    ],
+)
+@pytest.mark.parametrize("is_in_flight", [False, True])
+def test_the_first_answer_pins_what_was_not_listed(
+    listed: ObjectInfo, first: ObjectInfo, second: ObjectInfo, is_in_flight: bool
+) -> None:
+    """Of an object that was listed without an ETag or a time, all answers must have those of the first one."""
+    core = HeldCore(listed.size_bytes, etag=listed.etag)
+    core.info = listed
+    reader = Reader(core)
+    reader.begin(20 * MIB, 1000)
+    if not is_in_flight:
+        core.waiting[0].answer(info=first)
+    reader.begin(30 * MIB, 1000)
+    if is_in_flight:
+        core.waiting[0].answer(info=first)
+    else:
+        assert core.waiting[0].operation.if_match == listed.etag or first.etag
+    core.waiting[0].answer(info=second)
+    assert reader.results[0] == 1000
+    assert isinstance(reader.results[1], ObjectChangedError)
+    reader.begin(10 * MIB, 1000)
+    assert reader.object.is_outdated
+    assert isinstance(reader.results[2], ObjectChangedError)
+
+
 @pytest.mark.parametrize("error", [ObjectMissingError("no such object"), SpanError("past the end")])
 def test_an_object_that_was_deleted_or_cut_has_changed(error: PenstockError) -> None:
     """For who reads a listed object, its being gone or shorter is a change, not a missing path or a wrong argument."""

@@ -97,6 +97,8 @@ class FilesInMemory:
 
 
 class OpenInMemory:
+    keeps_pages = True
+
     def __init__(self, files: FilesInMemory, node: Node) -> None:
         assert node.info is not None
         self._files, self._data = files, OBJECTS[node.info.key]

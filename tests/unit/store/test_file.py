@@ -427,6 +427,21 @@ def test_over_http_a_changed_object_without_an_etag(etags: str, length: int) -> 
 
 
 @pytest.mark.server
+def test_pickled_without_an_etag_it_refuses_another_version() -> None:
+    """A file that is unpickled reads the version that was open, or none, also if only the modification time tells."""
+    with FaultyServer({"key": LARGE}, etags="none") as server:
+        with ps.connect(server.url, endpoint_url=server.endpoint_url, anonymous=True) as store:
+            with store.open("key") as file:
+                file.seek(5 * MIB)
+                pickled = pickle.dumps(file)
+            with pickle.loads(pickled) as again:
+                assert again.read(10) == LARGE[5 * MIB : 5 * MIB + 10]
+            server.objects["key"] = bytes(len(LARGE))
+            with pytest.raises(ObjectChangedError):
+                pickle.loads(pickled)
+
+
+@pytest.mark.server
 def test_over_http_changed_object(faulty: FaultyServer, connect_faulty: Callable[..., Store]) -> None:
     """The object changes between two ranges: an error, whichever way they are read."""
     for length in (10, 5 * MIB):

@@ -71,15 +71,16 @@ class StoreFiles:
             if self._closed:
                 raise ClosedError("the mount was closed")
             shared = self._shared.get(version)
-            if shared is None:
-                found = self._take_ahead(info.key)
-                if found is not None and _version_of(found.info) != version:
+            is_shared = shared is not None and not shared.object.is_outdated
+            if shared is None or not is_shared:
+                found, found_version = self._take_ahead(info.key)
+                if found is not None and (found_version != version or found.is_outdated):
                     outdated, found = found, None
                 shared = self._shared[version] = _SharedObject(version, found or PositionedObject(self._reads, info))
             shared.files_count += 1
         if outdated is not None:
             outdated.close()
-        return StoreFile(self, node, shared)
+        return StoreFile(self, node, shared, keeps_pages=is_shared or info.etag is not None)
 
     def close(self) -> None:
         """Cancel what is in flight, and drop everything; idempotent."""
@@ -113,7 +114,7 @@ class StoreFiles:
             for following in walk.read(node, waits=waits):
                 self._open_ahead(following, requested)
             for key in walk.take_given_up():
-                found = self._take_ahead(key)
+                found, _ = self._take_ahead(key)
                 if found is not None:
                     dropped.append(found)
             while self._ahead_bytes > min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8):
@@ -129,7 +130,8 @@ class StoreFiles:
             shared.files_count -= 1
             if shared.files_count:
                 return
-            self._shared.pop(shared.version, None)
+            if self._shared.get(shared.version) is shared:
+                del self._shared[shared.version]
         shared.object.close()
 
     def _open_ahead(self, node: Node, requested: list[PositionedObject]) -> None:
@@ -141,12 +143,13 @@ class StoreFiles:
             self._ahead[info.key] = node, opened
             self._ahead_bytes += _beginning_bytes(info)
 
-    def _take_ahead(self, key: Key) -> PositionedObject | None:
-        found = self._ahead.pop(key, None)
-        if found is None:
-            return None
-        self._ahead_bytes -= _beginning_bytes(found[1].info)
-        return found[1]
+    def _take_ahead(self, key: Key) -> tuple[PositionedObject | None, Hashable]:
+        """Return what was requested of an object before it was opened, and the version that was listed of it."""
+        node, found = self._ahead.pop(key, (None, None))
+        if node is None or node.info is None or found is None:
+            return None, None
+        self._ahead_bytes -= _beginning_bytes(node.info)
+        return found, _version_of(node.info)
 
     def _drop_oldest(self, dropped: list[PositionedObject]) -> None:
         _, (node, requested) = self._ahead.popitem(last=False)
@@ -171,9 +174,10 @@ class _SharedObject:
 class StoreFile:
     """One open file of a store; see ``FileHandle``. ``StoreFiles.open_file`` makes it."""
 
-    __slots__ = ("_files", "_is_new", "_node", "_shared")
+    __slots__ = ("_files", "_is_new", "_node", "_shared", "keeps_pages")
 
-    def __init__(self, files: StoreFiles, node: Node, shared: _SharedObject) -> None:
+    def __init__(self, files: StoreFiles, node: Node, shared: _SharedObject, *, keeps_pages: bool) -> None:
+        self.keeps_pages = keeps_pages
         self._files = files
         self._node = node
         self._shared: _SharedObject | None = shared

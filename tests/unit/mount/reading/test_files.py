@@ -62,6 +62,12 @@ def nodes_of(store: MemoryStore) -> list[Node]:
     ]
 
 
+def without_version(node: Node) -> Node:
+    """Return a node as a manifest without ETags describes it."""
+    assert node.info is not None
+    return node._replace(info=node.info._replace(etag=None, last_modified_s=None))
+
+
 def wait_read(file: Any, offset: int, length_bytes: int) -> bytes:
     """Read, and wait for the bytes."""
     ended = threading.Event()
@@ -114,11 +120,36 @@ def test_an_open_file_keeps_its_version() -> None:
         files.close()
 
 
-def test_files_in_the_order_of_the_listing_are_requested_once_and_ahead() -> None:
-    """A pass over a directory in order requests each file once, whole and pinned, many of them before they are opened."""
+def test_an_open_file_keeps_the_version_of_its_first_read() -> None:
+    """Without an ETag in the listing, what is read first is the version of a file for as long as that can be read."""
+    with Noted({"k": BYTES}) as store:
+        files = StoreFiles(store)
+        node = without_version(nodes_of(store)[0])
+        old = files.open_file(node)
+        assert wait_read(old, 0, 10) == BYTES[:10]
+        store.write("k", BYTES[::-1])
+        beside = files.open_file(node)
+        for file in (old, beside):
+            with pytest.raises(ObjectChangedError):
+                wait_read(file, 5 * MIB, 10)
+        new = files.open_file(node)
+        assert wait_read(new, 0, 10) + wait_read(new, 5 * MIB, 10) == BYTES[::-1][:10] + BYTES[::-1][5 * MIB :][:10]
+        with pytest.raises(ObjectChangedError):
+            wait_read(old, 0, 10)  # or the kernel's pages of the file would be those of two versions
+        old.close()
+        assert files.open_file(node).keeps_pages
+        for file in (beside, new):
+            file.close()
+        files.close()
+        assert store.held_bytes() == 0
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_files_in_the_order_of_the_listing_are_requested_once_and_ahead(is_listed: bool) -> None:
+    """A pass over a directory in order requests each file once, and whole, many of them before they are opened."""
     objects = {f"{index:04d}": BYTES[index : index + 3000 + index] for index in range(300)}
     with Noted(objects) as store:
-        nodes = nodes_of(store)
+        nodes = nodes_of(store) if is_listed else [without_version(node) for node in nodes_of(store)]
         files = StoreFiles(store, order=Listed(nodes))
         ahead = 0
         for index, node in enumerate(nodes):
@@ -128,7 +159,7 @@ def test_files_in_the_order_of_the_listing_are_requested_once_and_ahead() -> Non
             file.close()
         assert ahead > 200
         assert sorted(get.key for get in store.gets) == sorted(objects)
-        assert all(get.span is None and get.if_match is not None for get in store.gets)
+        assert all(get.span is None and (get.if_match is not None) == is_listed for get in store.gets)
         files.close()
         assert store.held_bytes() == 0
 
