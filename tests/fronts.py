@@ -41,7 +41,7 @@ class FixedBuckets:
         """Return all buckets."""
         return [self._buckets[name] for name in sorted(self._buckets)]
 
-    async def create(self, name: str, caller: Caller) -> None:
+    async def create(self, name: str, caller: Caller, *, region: str) -> None:
         """Refuse."""
         raise AssertionError("no test of this table creates buckets")
 

@@ -217,8 +217,10 @@ class ObjectHead:
         last_modified_s: Time of the last change, in seconds since 1970.
         headers: Further headers of the object with the names that are sent: ``Content-Type``, ``Cache-Control``,
             ``x-amz-meta-...``, ``x-amz-checksum-...``.
-        part_sizes_bytes: Sizes of the parts of a multipart upload, for ``partNumber``; empty if it has one part or they are
+        part_sizes_bytes: Sizes of the parts of a multipart upload, for ``partNumber``; empty if it was not one, or they are
             not known.
+        part_checksums: Checksums of the parts in base64, of the algorithm of which `headers` have the object's checksum; empty
+            if they are not known.
     """
 
     key: str
@@ -227,6 +229,7 @@ class ObjectHead:
     last_modified_s: float
     headers: Mapping[str, str] = field(default_factory=dict)
     part_sizes_bytes: tuple[int, ...] = ()
+    part_checksums: tuple[str, ...] = ()
 
 
 class OpenObject(Protocol):
@@ -330,8 +333,12 @@ class BucketTable(Protocol):
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return what the caller may use, in the order of the names."""
 
-    async def create(self, name: str, caller: Caller) -> None:
-        """Create a bucket. Raises ``S3Error`` if it exists, or if this gateway cannot create buckets."""
+    async def create(self, name: str, caller: Caller, *, region: str) -> None:
+        """Create a bucket, in a region unless that is empty.
+
+        Raises:
+            S3Error: It exists, or this gateway cannot create buckets.
+        """
 
     async def delete(self, name: str, caller: Caller) -> None:
         """Remove an empty bucket. Raises ``S3Error`` if it is not empty, or if this gateway cannot remove buckets."""

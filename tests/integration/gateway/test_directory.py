@@ -283,8 +283,10 @@ def sent_with(client: Any, headers: dict[str, str], query: str = "") -> Iterator
     ],
     ids=str,
 )
-def test_what_is_not_honoured_is_refused(client: Any, bucket: str, headers: dict[str, str], query: str) -> None:
-    """A condition, demand or operation that is unknown here changes nothing, whichever write carries it."""
+def test_what_is_not_honoured_is_refused(
+    client: Any, bucket: str, headers: dict[str, str], query: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A condition, demand or operation that is unknown here changes nothing, whichever write carries it, and is no failure."""
     client.put_object(Bucket=bucket, Key="k", Body=b"one", Tagging="a=1")
     upload = client.create_multipart_upload(Bucket=bucket, Key="m")["UploadId"]
     part = {"Bucket": bucket, "Key": "m", "UploadId": upload, "PartNumber": 1}
@@ -304,6 +306,7 @@ def test_what_is_not_honoured_is_refused(client: Any, bucket: str, headers: dict
             with pytest.raises(ClientError) as caught:
                 call()
             assert code_of(caught) == ("NotImplemented", 501)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert client.get_object(**key)["Body"].read() == b"one"
     assert client.get_object_tagging(**key)["TagSet"] == [{"Key": "a", "Value": "1"}]
     assert "Parts" not in client.list_parts(Bucket=bucket, Key="m", UploadId=upload)

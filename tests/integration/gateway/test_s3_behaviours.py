@@ -147,14 +147,37 @@ def test_a_new_bucket_is_listed(endpoint: Endpoint) -> None:
 
 
 def test_buckets_are_listed_in_pages(endpoint: Endpoint) -> None:
-    """MaxBuckets and Prefix bound the list."""
+    """MaxBuckets bounds a page, its token leads to the next one, and Prefix bounds the list."""
     names = sorted(endpoint.bucket() for _ in range(3))
-    pages = endpoint.s3.get_paginator("list_buckets").paginate(
-        Prefix=f"behaviours-{os.getpid()}-", PaginationConfig={"PageSize": 1}
-    )
+    prefix = f"behaviours-{os.getpid()}-"
+    pages = list(endpoint.s3.get_paginator("list_buckets").paginate(Prefix=prefix, PaginationConfig={"PageSize": 2}))
+    assert [len(page["Buckets"]) for page in pages[:-1]] == [2] * (len(pages) - 1)
+    assert {page["Prefix"] for page in pages} == {prefix}
     found = [each["Name"] for page in pages for each in page["Buckets"]]
-    assert found == sorted(found)
+    assert found == [each["Name"] for each in endpoint.s3.list_buckets()["Buckets"] if each["Name"].startswith(prefix)]
     assert set(names) <= set(found)
+    assert endpoint.s3.list_buckets(Prefix=names[0])["Buckets"][0]["Name"] == names[0]
+    assert endpoint.s3.list_buckets(BucketRegion="eu-west-1", Prefix=names[0])["Buckets"] == []
+    assert refused(endpoint.s3.list_buckets, ContinuationToken="made up") == ("InvalidArgument", 400)
+
+
+def test_the_token_of_a_listing_is_told_as_it_was_sent(endpoint: Endpoint) -> None:
+    """Also if the keys are encoded; one page follows the other by it."""
+    bucket = endpoint.put(["a b", "c d"])
+    first = endpoint.s3.list_objects_v2(Bucket=bucket, MaxKeys=1, EncodingType="url")
+    token = first["NextContinuationToken"]
+    second = endpoint.s3.list_objects_v2(Bucket=bucket, EncodingType="url", ContinuationToken=token)
+    assert (second["ContinuationToken"], second["Contents"][0]["Key"]) == (token, "c%20d")
+
+
+def test_a_bucket_is_where_it_was_created(endpoint: Endpoint) -> None:
+    """The region of CreateBucket is told by GetBucketLocation, HeadBucket and ListBuckets."""
+    name = f"behaviours-{os.getpid()}-abroad"
+    endpoint.s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    assert endpoint.s3.get_bucket_location(Bucket=name)["LocationConstraint"] == "eu-central-1"
+    assert endpoint.s3.head_bucket(Bucket=name)["BucketRegion"] == "eu-central-1"
+    assert [each["Name"] for each in endpoint.s3.list_buckets(BucketRegion="eu-central-1")["Buckets"]] == [name]
+    endpoint.s3.delete_bucket(Bucket=name)
 
 
 def test_a_bucket_that_exists_is_found(endpoint: Endpoint) -> None:
@@ -681,6 +704,27 @@ def test_parts_are_read_by_number(endpoint: Endpoint) -> None:
     head = endpoint.s3.head_object(Bucket=bucket, Key="k", PartNumber=1)
     assert (status_of(head), head["ContentLength"], head["PartsCount"]) == (206, len(PART), 2)
     assert refused(endpoint.s3.get_object, Bucket=bucket, Key="k", PartNumber=3)[1] == 416
+
+
+def test_a_part_has_its_checksum(endpoint: Endpoint) -> None:
+    """GET and HEAD by part number tell the checksum of the part, and how many parts there are, also if there is only one."""
+    bucket = endpoint.bucket()
+    for parts in ([PART, b"end"], [b"only"]):
+        upload_id, _ = upload(endpoint, bucket, [], ChecksumAlgorithm="CRC32")
+        where = {"Bucket": bucket, "Key": "k", "UploadId": upload_id}
+        sent = [endpoint.s3.upload_part(**where, PartNumber=n, Body=part, ChecksumAlgorithm="CRC32")
+                for n, part in enumerate(parts, 1)]  # fmt: skip
+        done = [{"PartNumber": n, "ETag": each["ETag"], "ChecksumCRC32": each["ChecksumCRC32"]}
+                for n, each in enumerate(sent, 1)]  # fmt: skip
+        complete(endpoint, bucket, upload_id, done)
+        for number, part in enumerate(parts, 1):
+            for call in (endpoint.s3.get_object, endpoint.s3.head_object):
+                answer = call(Bucket=bucket, Key="k", PartNumber=number, ChecksumMode="ENABLED")
+                assert answer["ChecksumCRC32"] == text64(zlib.crc32(part).to_bytes(4, "big"))
+                assert answer["PartsCount"] == len(parts)
+    endpoint.s3.put_object(Bucket=bucket, Key="k", Body=b"x", ChecksumAlgorithm="CRC32")
+    answer = endpoint.s3.get_object(Bucket=bucket, Key="k", PartNumber=1, ChecksumMode="ENABLED")
+    assert (answer["ChecksumCRC32"], answer.get("PartsCount")) == (text64(zlib.crc32(b"x").to_bytes(4, "big")), None)
 
 
 def test_part_1_of_a_plain_object_is_the_object(endpoint: Endpoint) -> None:

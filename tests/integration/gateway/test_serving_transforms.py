@@ -91,7 +91,7 @@ def client_of() -> Iterator[Callable[[Gateway], Any]]:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_tar_becomes_tfrecord(start: Start, client_of: Callable[[Gateway], Any], workers: str) -> None:
-    """A whole read, a HEAD, ranges and a listing agree, and cost one run of the transform for all processes together."""
+    """A whole read, a HEAD, attributes and ranges agree, and cost one run of the transform for all processes together."""
     gateway = start("--transform", "tar2tfrecord", "--workers", workers)
     client = client_of(gateway)
     whole = client.get_object(Bucket="made", Key="a.tar")
@@ -100,6 +100,8 @@ def test_a_tar_becomes_tfrecord(start: Start, client_of: Callable[[Gateway], Any
     assert len(data) > SAMPLES * 1000
     head = client.head_object(Bucket="made", Key="a.tar")
     assert (head["ContentLength"], head["ETag"]) == (len(data), whole["ETag"])
+    told = client.get_object_attributes(Bucket="made", Key="a.tar", ObjectAttributes=["ETag", "ObjectSize"])
+    assert (told["ObjectSize"], told["ETag"]) == (len(data), whole["ETag"].strip('"'))
     for first, last in ((0, 9), (1000, 30_000), (len(data) - 5, len(data) - 1)):
         part = client.get_object(Bucket="made", Key="a.tar", Range=f"bytes={first}-{last}", IfMatch=whole["ETag"])
         assert part["Body"].read() == data[first : last + 1]

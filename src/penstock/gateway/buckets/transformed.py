@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectMissingError
+from penstock.gateway.buckets.attributes import object_attributes
 from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
 from penstock.gateway.buckets.mapped import MappedResult
 from penstock.gateway.buckets.renaming import KeyRenaming
@@ -380,6 +381,9 @@ class TransformedBucket:
         """Refuse changes, and pass other questions about the bucket on; see ``Bucket.other``."""
         if request.method != "GET":
             raise S3Error("AccessDenied", "Objects of an access point with a transform can only be read.", status=403)
+        if request.key and "attributes" in request.query:
+            query = {name: value for name, value in request.query.items() if name not in ("attributes", "versionId")}
+            return object_attributes(await self.head(replace(request, query=query)), request)
         return await self._source_bucket.other(replace(request, bucket=self._source_bucket.name), body)
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from penstock.cache import Cached
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, ProtocolError, SpanError
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
+from penstock.gateway.buckets.attributes import object_attributes
 from penstock.gateway.buckets.believed_objects import AT_ONCE_BYTES_MAX, BelievedObjects
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.buckets.store_heads import object_head
@@ -183,6 +184,8 @@ class UpstreamBucket:
         setting = setting_named(request)
         if setting is None:
             raise not_implemented(request.method)
+        if setting == "attributes" and request.key:
+            return object_attributes(await self.head(request), request)
         return default_setting(request, setting)
 
     async def close(self) -> None:

@@ -55,14 +55,23 @@ def error_document(
     ).encode()
 
 
-def bucket_list(buckets: Iterable[Bucket]) -> bytes:
-    """Return the answer to ListBuckets."""
+def bucket_list(buckets: Iterable[tuple[Bucket, str]], *, prefix: str, next_token: str | None) -> bytes:
+    """Return the answer to ListBuckets.
+
+    Args:
+        buckets: Buckets with their regions.
+        prefix: Prefix that was asked for.
+        next_token: Token of the next page; None if there is none.
+    """
     rows = "".join(
-        f"<Bucket><Name>{escaped(bucket.name)}</Name><CreationDate>{timestamp(bucket.created_s)}</CreationDate></Bucket>"
-        for bucket in buckets
+        f"<Bucket><Name>{escaped(bucket.name)}</Name><CreationDate>{timestamp(bucket.created_s)}</CreationDate>"
+        f"<BucketRegion>{escaped(region)}</BucketRegion></Bucket>"
+        for bucket, region in buckets
     )
+    more = f"<Prefix>{escaped(prefix)}</Prefix>" if prefix else ""
+    more += f"<ContinuationToken>{next_token}</ContinuationToken>" if next_token else ""
     return (
-        f'{DECLARATION}<ListAllMyBucketsResult xmlns="{NAMESPACE}">{_owner()}<Buckets>{rows}</Buckets>'
+        f'{DECLARATION}<ListAllMyBucketsResult xmlns="{NAMESPACE}">{_owner()}<Buckets>{rows}</Buckets>{more}'
         "</ListAllMyBucketsResult>"
     ).encode()
 

@@ -272,7 +272,8 @@ class Front:
         """Send an error document, or break the connection off if the answer has begun; return the error's code."""
         is_conditional = not _VERSION_HEADERS.isdisjoint(map(str.lower, exchange.request.headers))
         refusal = as_s3_error(error, is_conditional=is_conditional)
-        if refusal.status >= 500 or exchange.response is not None:
+        is_refused = isinstance(error, S3Error) and error.status == 501  # the client asked for what is not done here
+        if (refusal.status >= 500 and not is_refused) or exchange.response is not None:
             name = public_key(f"{exchange.bucket}/{exchange.key}")
             is_known = isinstance(error, (S3Error, PenstockError))
             log.error(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import escaped
 from penstock.types import ListPage
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class ListQuery:
             is_v2=is_v2,
             prefix=query.get("prefix", ""),
             delimiter=query.get("delimiter", ""),
-            keys_max=_keys_max(query.get("max-keys")),
+            keys_max=number_in(query, "max-keys", default=_KEYS_COUNT_MAX),
             start_after=query.get("start-after" if is_v2 else "marker", ""),
             token=token,
-            store_token=_opened(token) if token is not None else None,
+            store_token=opened_token(token) if token is not None else None,
             is_url_encoded=bool(encoding),
             has_owner=query.get("fetch-owner", "").lower() == "true" if is_v2 else True,
         )
@@ -97,7 +98,9 @@ class ListQuery:
         """Return the elements of the answer that only the second version has."""
         fields = [("KeyCount", str(len(page.objects) + len(page.prefixes)))]
         if self.token is not None:
-            fields.append(("ContinuationToken", encode(self.token)))
+            fields.append(
+                ("ContinuationToken", escaped(self.token))
+            )  # the only text that encoding-type leaves as it is
         if page.next_token is not None:
             fields.append(("NextContinuationToken", sealed_token(page.next_token)))
         if self.start_after:
@@ -118,8 +121,8 @@ def sealed_token(token: str) -> str:
     return base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
 
 
-def _opened(token: str) -> str:
-    """Return the store's token; raises ``S3Error`` if the client's token was not made by ``sealed_token``."""
+def opened_token(token: str) -> str:
+    """Return the token that ``sealed_token`` was given; raises ``S3Error`` if it did not make the client's token."""
     try:
         if not token or len(token) > _TOKEN_CHARACTERS_MAX:
             raise ValueError
@@ -128,12 +131,18 @@ def _opened(token: str) -> str:
         raise _invalid("continuation-token", token[:100], "The continuation token provided is incorrect") from None
 
 
-def _keys_max(text: str | None) -> int:
-    if text is None or text == "":
-        return _KEYS_COUNT_MAX
+def number_in(query: Mapping[str, str], name: str, *, default: int) -> int:
+    """Return a number of entries, which is the largest one, `default`, unless the query says less.
+
+    Raises:
+        S3Error: It is not a number from 0 to 2^31 - 1.
+    """
+    text = query.get(name, "")
+    if not text:
+        return default
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
-        raise _invalid("max-keys", text[:100], "Provided max-keys not an integer or within integer range")
-    return min(int(text), _KEYS_COUNT_MAX)
+        raise _invalid(name, text[:100], f"Provided {name} not an integer or within integer range")
+    return min(int(text), default)
 
 
 def _invalid(name: str, value: str, message: str) -> S3Error:

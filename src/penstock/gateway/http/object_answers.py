@@ -102,7 +102,7 @@ async def answer_head(exchange: ClientExchange, bucket: Bucket, request: Gateway
     else:
         span = wanted.span(head, head.size_bytes)
         headers = _headers(request, head, overrides, span, is_whole=False)
-        _add_parts_count(headers, wanted, head)
+        _add_part(headers, wanted, head, request)
         length_bytes = span.length_bytes if span is not None else 0
         exchange.begin(206 if span is not None else 200, headers, length_bytes=length_bytes)
     await exchange.end()
@@ -142,7 +142,7 @@ async def _send(
         first = await anext(pieces, None)
         head = opened.head
         headers = _headers(request, head, overrides, span, is_whole=span is None)
-        _add_parts_count(headers, wanted, head)
+        _add_part(headers, wanted, head, request)
         length_bytes = span.length_bytes if span is not None else head.size_bytes
         exchange.begin(status, headers, length_bytes=length_bytes)
         if first is not None:
@@ -169,7 +169,7 @@ async def _send_empty(
     exchange: ClientExchange, head: ObjectHead, request: GatewayRequest, wanted: Wanted, overrides: Mapping[str, str]
 ) -> None:
     headers = _headers(request, head, overrides, None)
-    _add_parts_count(headers, wanted, head)
+    _add_part(headers, wanted, head, request)
     exchange.begin(200, headers, length_bytes=0)
     await exchange.end()
 
@@ -232,9 +232,19 @@ def version_headers(
     return headers
 
 
-def _add_parts_count(headers: CIMultiDict[str], wanted: Wanted, head: ObjectHead) -> None:
-    if wanted.part_number is not None and len(head.part_sizes_bytes) > 1:
+def _add_part(headers: CIMultiDict[str], wanted: Wanted, head: ObjectHead, request: GatewayRequest) -> None:
+    """Add what an answer with one part says beside its bytes: how many there are, and the checksum of this one."""
+    number = wanted.part_number
+    if number is None:
+        return
+    if head.part_sizes_bytes:
         headers["x-amz-mp-parts-count"] = str(len(head.part_sizes_bytes))
+    if not wants_checksums(request.headers) or (head.part_sizes_bytes and not head.part_checksums):
+        return
+    for name, value in head.headers.items():
+        if name.lower().startswith(_CHECKSUM_PREFIX):
+            is_sum = bool(head.part_checksums) and name.lower() != f"{_CHECKSUM_PREFIX}type"
+            headers[name] = head.part_checksums[number - 1] if is_sum else value
 
 
 def _overrides(request: GatewayRequest) -> dict[str, str]:

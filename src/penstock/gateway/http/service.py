@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
-from penstock.gateway.http.list_queries import ListQuery
+from penstock.gateway.http.list_queries import ListQuery, number_in, opened_token, sealed_token
 from penstock.gateway.http.object_answers import answer_get, answer_head
 from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
 from penstock.types import Page
@@ -30,6 +30,9 @@ _HARMLESS = (
 )
 _PROTECTIONS_OF_BUCKETS = ("x-amz-bucket-object-lock-enabled", "x-amz-expected-bucket-owner")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_LOCATION = re.compile(rb"<(?:\w+:)?LocationConstraint[^>/]*>\s*([^<]*?)\s*</")
+_REGION = re.compile(r"[A-Za-z0-9-]{2,64}")
+_BUCKETS_COUNT_MAX = 10_000
 _NO_VERSION = ("", "null")
 
 
@@ -39,12 +42,13 @@ class Service:
     Args:
         buckets: The buckets and access points.
         authenticator: Says who may use which bucket.
-        region: Region that GetBucketLocation and HeadBucket name.
+        region: Region of all buckets; empty for ``us-east-1``, but buckets may be created in others.
     """
 
     def __init__(self, buckets: BucketTable, authenticator: Authenticator, *, region: str) -> None:
         self._buckets = buckets
         self._authenticator = authenticator
+        self._only_region = region
         self._region = region or "us-east-1"
 
     async def find(self, address: Address, request: GatewayRequest) -> tuple[str, Bucket | None]:
@@ -105,9 +109,25 @@ class Service:
     async def _answer_service(self, exchange: ClientExchange, request: GatewayRequest) -> None:
         if request.method not in ("GET", "HEAD"):
             raise method_not_allowed()
-        found = await self._buckets.names(request.caller)
-        allowed = [bucket for bucket in found if self._authenticator.may_use(request.caller, bucket.name)]
-        await _send(exchange, Answer(body=bucket_list(allowed)))
+        query = request.query
+        prefix, region, token = query.get("prefix", ""), query.get("bucket-region"), query.get("continuation-token")
+        count_max = number_in(query, "max-buckets", default=_BUCKETS_COUNT_MAX)
+        after = opened_token(token) if token is not None else ""
+        found = [
+            (bucket, self._region_of(bucket))
+            for bucket in await self._buckets.names(request.caller)
+            if bucket.name.startswith(prefix)
+            and bucket.name > after
+            and self._authenticator.may_use(request.caller, bucket.name)
+            and region in (None, self._region_of(bucket))
+        ]
+        shown = found[: max(1, count_max)]
+        next_token = sealed_token(shown[-1][0].name) if len(found) > len(shown) else None
+        await _send(exchange, Answer(body=bucket_list(shown, prefix=prefix, next_token=next_token)))
+
+    def _region_of(self, bucket: Bucket) -> str:
+        """Return the region of a bucket: the gateway's, unless its creator has named another one."""
+        return getattr(bucket, "region", "") or self._region
 
     async def _change_bucket(self, exchange: ClientExchange, request: GatewayRequest, body: RequestBody) -> None:
         name = request.bucket
@@ -123,21 +143,34 @@ class Service:
         for header in _PROTECTIONS_OF_BUCKETS:
             if request.headers.get(header, "false").lower() != "false":
                 raise _not_implemented(header)
-        async for _ in body:  # it names a region, which is ignored: buckets are in the gateway's region
-            pass
+        region = await self._wanted_region(body)
         if request.method == "PUT":
-            await self._buckets.create(name, request.caller)
+            await self._buckets.create(name, request.caller, region=region)
             await _send(exchange, Answer(headers={"Location": f"/{name}"}))
         else:
             await self._buckets.delete(name, request.caller)
             await _send(exchange, Answer(status=204))
 
+    async def _wanted_region(self, body: RequestBody) -> str:
+        """Return the region that the document of CreateBucket names; empty for none."""
+        data = b"".join([piece async for piece in body])
+        found = _LOCATION.search(data)
+        region = found[1].decode("ascii", "replace") if found else ""
+        if self._only_region and region not in ("", self._only_region):
+            message = f"The {region[:64]} location constraint is incompatible with this endpoint's region, {self._only_region}."
+            raise S3Error("IllegalLocationConstraintException", message, status=400)
+        if region and not _REGION.fullmatch(region):
+            details = {"LocationConstraint": region[:64]}
+            message = "The specified location-constraint is not valid"
+            raise S3Error("InvalidLocationConstraint", message, status=400, details=details)
+        return region
+
     async def _answer_bucket(self, exchange: ClientExchange, bucket: Bucket, request: GatewayRequest) -> None:
-        region = {"x-amz-bucket-region": self._region}
+        region = {"x-amz-bucket-region": self._region_of(bucket)}
         if request.method == "HEAD":
             await _send(exchange, Answer(headers=region))
         elif "location" in request.query:
-            await _send(exchange, Answer(body=bucket_location(self._region)))
+            await _send(exchange, Answer(body=bucket_location(self._region_of(bucket))))
         else:
             await self._list(exchange, bucket, request, region)
 

@@ -44,11 +44,11 @@ class AccessPointTable:
             buckets = {bucket.name: bucket for bucket in await self._others.names(caller)} | buckets
         return [buckets[name] for name in sorted(buckets)]
 
-    async def create(self, name: str, caller: Caller) -> None:
+    async def create(self, name: str, caller: Caller, *, region: str) -> None:
         """Create a bucket in the other table."""
         if name in self._access_points:
             raise S3Error("BucketAlreadyExists", "An access point of the gateway has this name.", status=409)
-        await self._writable().create(name, caller)
+        await self._writable().create(name, caller, region=region)
 
     async def delete(self, name: str, caller: Caller) -> None:
         """Remove a bucket from the other table."""

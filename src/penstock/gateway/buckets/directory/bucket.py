@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import DirectoryMissingError
 from penstock.gateway.buckets.directory.files import BucketFiles
+from penstock.gateway.buckets.directory.layout import REGION_FILE
 from penstock.gateway.buckets.directory.listing import BucketListing
 from penstock.gateway.buckets.directory.multipart_requests import MultipartRequests
 from penstock.gateway.buckets.directory.object_requests import ObjectRequests
@@ -68,6 +69,9 @@ class DirectoryBucket:
     ) -> None:
         self.name = folder.name
         self.created_s = folder.stat().st_mtime
+        self.region = ""
+        with suppress(OSError, UnicodeError):
+            self.region = (folder / REGION_FILE).read_text(encoding="ascii")
         self.files = BucketFiles(folder, is_durable=is_durable)
         self._threads = threads
         self._may_write = may_write

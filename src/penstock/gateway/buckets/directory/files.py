@@ -85,6 +85,7 @@ class StoredObject(NamedTuple):
             last_modified_s=self.modified_s,
             headers=headers,
             part_sizes_bytes=record.part_sizes_bytes,
+            part_checksums=record.part_checksums if with_checksums else (),
         )
 
 

@@ -17,6 +17,9 @@ from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 HIDDEN = f"{TEMPORARY_PREFIX}gateway{TEMPORARY_SUFFIX}"
 """Folder of a bucket that holds what is not a plain file; ``LocalStore`` neither lists nor opens such names."""
 
+REGION_FILE = f"{HIDDEN}/region"
+"""File of a bucket that names its region, if its creator named one."""
+
 _NAME_BYTES_MAX = 255
 _CHUNK = 200  # characters of an encoded key in one name
 _MORE, _END = "+", "!"  # end a chunk that another one follows, and the last one; both are percent-encoded in keys

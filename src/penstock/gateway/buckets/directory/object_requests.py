@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from email.utils import formatdate
 from typing import TYPE_CHECKING
 
+from penstock.gateway.buckets.attributes import object_attributes
 from penstock.gateway.buckets.directory.copying import open_source
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.writing import BODY_BYTES_MAX, receive
 from penstock.gateway.buckets.documents import (
-    CHECKSUM_ELEMENTS,
     checksum_elements,
     document,
     malformed,
@@ -25,7 +24,6 @@ from penstock.gateway.buckets.requests import (
     check_write_conditions,
     checked_tags,
     invalid_argument,
-    number_in,
     read_document,
     tags_in_header,
     version_missing,
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 
 _KEYS_MAX = 1000
 _CONDITION_ELEMENTS = ("ETag", "Size", "LastModifiedTime")  # of DeleteObjects, in the order of DELETE_CONDITIONS
-_ATTRIBUTES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
 
 
 class ObjectRequests:
@@ -200,26 +197,8 @@ class ObjectRequests:
 
     async def attributes(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """GetObjectAttributes."""
-        wanted = [name.strip() for name in request.headers.get("x-amz-object-attributes", "").split(",")]
-        if not wanted[0] or any(name not in _ATTRIBUTES for name in wanted):
-            raise invalid_argument("x-amz-object-attributes", "Invalid attribute name specified.", ",".join(wanted))
         stored = await self._threads.run(self._current, request.key)
-        check_write_conditions({"If-Match": request.headers.get("If-Match", "*")}, stored.etag)
-        record = stored.record or StoredRecord()
-        sums = checksum_elements(record.checksums, record.checksum_type)
-        rows: dict[str, object] = {
-            "ETag": stored.etag.strip('"'),
-            "Checksum": sums or None,
-            "ObjectParts": _part_rows(record, request.headers) if record.part_sizes_bytes else None,
-            "StorageClass": record.headers.get("x-amz-storage-class", "STANDARD"),
-            "ObjectSize": stored.size_bytes,
-        }
-        headers = {"Last-Modified": formatdate(int(stored.modified_s), usegmt=True)}
-        return document(
-            "GetObjectAttributesResponse",
-            [(name, rows[name]) for name in _ATTRIBUTES if name in wanted],
-            headers=headers,
-        )
+        return object_attributes(stored.head(with_checksums=True), request)
 
     def _current(self, key: str) -> StoredObject:
         with self._files.opened(key) as (_, stored):
@@ -256,29 +235,3 @@ def _directive(headers: Mapping[str, str], name: str) -> str:
     if value not in ("COPY", "REPLACE"):
         raise invalid_argument(name, f"Unknown {name.removeprefix('x-amz-')}.", value)
     return value
-
-
-def _part_rows(record: StoredRecord, headers: Mapping[str, str]) -> list[tuple[str, object]]:
-    """Return the parts of an object, as ``GetObjectAttributes`` lists them: one by one only if they have checksums."""
-    count = len(record.part_sizes_bytes)
-    rows: list[tuple[str, object]] = [("PartsCount", count)]
-    if not record.part_checksums:
-        return rows
-    most = number_in(headers, "x-amz-max-parts", default=1000, most=1000)
-    marker = number_in(headers, "x-amz-part-number-marker", default=0, most=1 << 31)
-    last = min(count, marker + most)
-    name = CHECKSUM_ELEMENTS[next(iter(record.checksums))]
-    rows += [
-        ("PartNumberMarker", marker),
-        ("NextPartNumberMarker", last),
-        ("MaxParts", most),
-        ("IsTruncated", str(last < count).lower()),
-    ]
-    for index in range(min(marker, count), last):
-        part = [
-            ("PartNumber", index + 1),
-            ("Size", record.part_sizes_bytes[index]),
-            (name, record.part_checksums[index]),
-        ]
-        rows.append(("Part", part))
-    return rows

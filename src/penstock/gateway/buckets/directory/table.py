@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.gateway.buckets.directory.bucket import DirectoryBucket, s3_errors
-from penstock.gateway.buckets.directory.layout import check_bucket_name, is_folder_name
-from penstock.gateway.buckets.directory.staging import bucket_missing
+from penstock.gateway.buckets.directory.layout import HIDDEN, REGION_FILE, check_bucket_name, is_folder_name
+from penstock.gateway.buckets.directory.staging import bucket_missing, make_below
 from penstock.gateway.buckets.directory.threads import FileThreads
 from penstock.gateway.buckets.requests import access_denied
 from penstock.gateway.objects import S3Error
@@ -99,8 +99,8 @@ class DirectoryBuckets:
         with s3_errors():
             return [self._bucket(name) for name in await self._threads.run(self._folder_names)]
 
-    async def create(self, name: str, caller: Caller) -> None:
-        """Make a folder.
+    async def create(self, name: str, caller: Caller, *, region: str) -> None:
+        """Make a folder, and note its region if there is one.
 
         Raises:
             S3Error: The name is not valid or taken, or the caller may not write.
@@ -108,7 +108,7 @@ class DirectoryBuckets:
         self._check_may_write(caller)
         check_bucket_name(name)
         with s3_errors():
-            await self._threads.run(_make_folder, self.root / name)
+            await self._threads.run(_make_folder, self.root / name, region)
 
     async def delete(self, name: str, caller: Caller) -> None:
         """Remove the folder of an empty bucket, with its unfinished uploads.
@@ -135,7 +135,7 @@ class DirectoryBuckets:
         self._threads.close()
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, region: str) -> None:
     try:
         path.mkdir()
     except FileExistsError as error:
@@ -145,6 +145,9 @@ def _make_folder(path: Path) -> None:
             status=409,
             details={"BucketName": path.name},
         ) from error
+    if region:
+        make_below(path, path / HIDDEN)
+        (path / REGION_FILE).write_text(region, encoding="ascii")
 
 
 def _remove_bucket(bucket: DirectoryBucket) -> None:
