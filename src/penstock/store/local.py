@@ -7,8 +7,9 @@ Decisions:
   key has a file as a parent, or names a directory, fails with a ``StoreError`` of status 409. No key leads out of the root.
 - *Links* are followed, because data sets are often trees of links to other disks, and no key can make a link. A link to one
   of its own parents is left out of listings. Writing replaces the link and not its target.
-- *Objects are visible whole or not at all.* Writes go to a hidden name in the same directory, are synced, and then renamed.
-  A hidden file that a killed process left is never listed, read or written again.
+- *Objects are visible whole or not at all.* Writes go to a file without a name (``O_TMPFILE``), are synced, get a hidden name
+  and are renamed at once, so that a killed process leaves nothing. Where the file system has no such files, the file has the
+  hidden name from its beginning. Hidden files and directories that are left are never listed, read or written again.
 - *Directories are not objects*: they are made when they are needed and removed when ``delete`` leaves them empty, and an
   empty one is not listed.
 - *A version is pinned* by size, modification time and inode, which are compared before and after a file's bytes are read.
@@ -16,12 +17,13 @@ Decisions:
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import (
     ConfigError,
@@ -39,10 +41,12 @@ from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_o
 from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.store.threaded import BlockingJob
     from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, ObjectInfo, Page, Put, PutPart
+
+T = TypeVar("T")
 
 SEGMENT_BYTES_MAX = 255
 """Longest name in bytes: ``NAME_MAX`` of every common file system."""
@@ -51,6 +55,10 @@ STEP_BYTES = 8 << 20
 """Bytes, read or written in a few milliseconds, after which a transfer checks whether it was cancelled."""
 
 _RENAMES_MAX = 16  # attempts to make a directory that a concurrent delete keeps removing
+_CAN_LINK = Path("/proc/self/fd").is_dir()  # by which a file without a name gets one
+_NO_UNNAMED = frozenset(
+    {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
+)  # what file systems without them say
 
 
 class LocalStore(ThreadedStore):
@@ -173,32 +181,40 @@ class LocalStore(ThreadedStore):
 
     @contextmanager
     def _staged(self, key: Key) -> Iterator[tuple[int, Path]]:
-        """Make a hidden file beside the target; it is removed after the block unless it was renamed."""
-        for turn in range(_RENAMES_MAX):
-            path = self._make_parent(key) / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                break
-            except FileNotFoundError:  # a concurrent delete removed the empty directory that was just made
-                if turn == _RENAMES_MAX - 1:
-                    raise
+        """Make a file that ``_commit`` shows under `key`, and the hidden name that it has or gets; else it is removed."""
+        path = (self.root / key).parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        fd = self._in_parent(key, lambda: _new_file(path))
         try:
             yield fd, path
-        finally:
-            os.close(fd)
+        except BaseException:
             with suppress(FileNotFoundError):
                 path.unlink()
-                self._prune(path.parent)
+            self._prune(path.parent)
+            raise
+        finally:
+            os.close(fd)
+
+    def _in_parent(self, key: Key, create: Callable[[], T]) -> T:
+        """Create a name in the directory of `key`, which is made if a concurrent delete has removed it again."""
+        for _ in range(_RENAMES_MAX):
+            self._make_parent(key)
+            with suppress(FileNotFoundError):
+                return create()
+        return create()
 
     def _commit(self, key: Key, fd: int, path: Path, *, if_absent: bool) -> ObjectInfo:
-        """Sync the hidden file and rename it to its key."""
+        """Sync the file, give it its hidden name if it has none, and rename it to its key."""
         os.fsync(fd)
+        if not os.fstat(fd).st_nlink:
+            # Links are followed only if a directory is given, which an absolute path makes no use of.
+            self._in_parent(key, lambda: os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd))
         target = self.root / key
         if target.exists() and not target.is_file() and not target.is_dir():
             raise StoreError(f"{target} is not a regular file: a device, pipe or socket is never replaced", status=409)
         try:
             if if_absent:
                 target.hardlink_to(path)
+                path.unlink()
             else:
                 path.replace(target)
         except FileExistsError as error:
@@ -338,6 +354,18 @@ def _copy_range(source: int, span: ByteRange, target: int, job: BlockingJob) -> 
 def _write_all(fd: int, view: memoryview) -> None:
     while view:
         view = view[os.write(fd, view[:STEP_BYTES]) :]
+
+
+def _new_file(path: Path) -> int:
+    """Open a new file without a name in the directory of `path`; if there can be none, with this name."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    if _CAN_LINK:
+        try:
+            return os.open(path.parent, flags | os.O_TMPFILE, 0o666)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def sync_directory(path: Path) -> None:

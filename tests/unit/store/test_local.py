@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -10,9 +12,11 @@ from penstock.errors import (
     BucketMissingError,
     ConfigError,
     ObjectChangedError,
+    ObjectExistsError,
     ObjectMissingError,
     StoreError,
 )
+from penstock.store import local
 from penstock.store.local import LocalStore
 from penstock.testing.contract_support import WatchingSink, submit
 from penstock.types import Get, Landing
@@ -49,6 +53,34 @@ def test_names_that_collide_with_a_directory_are_refused(store):
     store.delete(["a", "a/b/c"])
     assert sorted(os.listdir(store.root / "a")) == ["b"]
     assert keys(store) == ["a/b"]
+
+
+@pytest.mark.parametrize("write", ["write('a/k', b'new')", "copy('k', 'a/k')"])
+def test_a_killed_write_leaves_nothing(store, write):
+    """A process that is killed before its object is complete leaves no file, hidden or not."""
+    store.write("k", b"old")
+    code = (
+        "import os, sys; from penstock.store.local import LocalStore; os.fsync = lambda fd: os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{code}LocalStore(sys.argv[1]).{write}", store.root], timeout=30)
+    assert done.returncode == -9
+    assert [path.name for path in store.root.rglob("*") if not path.is_dir()] == ["k"]
+
+
+@pytest.mark.parametrize("can_link", [True, False], ids=["without-name", "hidden-name"])
+def test_writes_and_failed_writes_leave_one_file(store, monkeypatch, can_link):
+    """An object is one file with one link, and a write that is refused leaves nothing, on any file system."""
+    monkeypatch.setattr(local, "_CAN_LINK", can_link)
+    store.write("a/k", b"old")
+    store.write("a/k", b"new")
+    with pytest.raises(ObjectExistsError):
+        store.write("a/k", b"other", if_absent=True)
+    store.write("b/k", b"first", if_absent=True)
+    found = {str(path.relative_to(store.root)): path for path in store.root.rglob("*") if not path.is_dir()}
+    assert {name: (path.read_bytes(), path.stat().st_nlink) for name, path in found.items()} == {
+        "a/k": (b"new", 1),
+        "b/k": (b"first", 1),
+    }
 
 
 def test_a_missing_root_is_named(tmp_path):
