@@ -42,10 +42,6 @@ class Batch(NamedTuple):
     end: int
 
 
-class NothingToPadError(Exception):
-    """A batch has to be padded, and the epoch has no sample at all."""
-
-
 def whole_job(case: Case) -> list[list[Batch]]:
     """By rank, the batches of all epochs."""
     ranks: list[list[Batch]] = [[] for _ in range(case.worlds[0])]
@@ -107,9 +103,7 @@ def _counted(case: Case, epoch: int, every: list[tuple[int, int]], world_size: i
                 ranks[rank].append(Batch(epoch, rows, True, kept, number, end))
             elif kept:
                 ranks[rank].append(Batch(epoch, len(kept), False, kept, number, end))
-    if masks and ranks[0] and not _outs(case, epoch, every):
-        raise NothingToPadError
-    return ranks
+    return ranks if _outs(case, epoch, every) else [[] for _ in ranks]
 
 
 def _by_count(case: Case, epoch: int, samples: list[tuple[int, int]]) -> list[list[Kept]]:
@@ -146,8 +140,8 @@ def _in_step(
     pads = case.evaluates or (world_size > 1 and not drops)
     masks = pads or (world_size > 1 and case.may_drop and not case.carries)
     batches_count = max(map(len, ranks)) if pads else min(map(len, ranks))
-    if masks and batches_count and not any(_outs(case, epoch, each) for each in samples):
-        raise NothingToPadError
+    if not any(_outs(case, epoch, each) for each in samples):
+        batches_count = 0
     kind, size = case.batch
     size = size // world_size if kind == "global" else size
     found = []

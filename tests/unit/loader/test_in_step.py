@@ -10,7 +10,6 @@ import pytest
 
 import penstock as ps
 from loading import formatted, index_beside, number_of, write_counted, write_formatted
-from penstock.errors import DataError
 from resuming import in_step, valid_rows
 
 SIZES = (12, 15, 9, 20)
@@ -56,18 +55,35 @@ def test_what_is_dropped_changes_no_number_of_batches(data: Path, way: str, kept
     assert found == expected or (drop_last and way == "stream" and set(found) < set(expected))
 
 
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
-def test_where_nothing_is_left_all_ranks_say_so(data: Path, way: str) -> None:
-    """A filter that drops every sample of an epoch is an error on each rank, and none waits for another."""
-    made = ps.shards(f"{data}/").decode(ps.Integer("cls")).filter(lambda _: False).batch(2, drop_last=True)
-    if way == "stream":
-        with pytest.raises(DataError, match="no samples to pad"):
-            ranks_of(made, way)
-        return
-    for rank in range(2):
-        with ps.Loader(made, lanes=4, rank=rank, world_size=2, **WAYS[way]) as loader:
-            with pytest.raises(DataError, match="no samples to pad"):
-                next(iter(loader))
+def test_an_epoch_of_which_nothing_is_left_is_empty_on_all_ranks(
+    data: Path, way: str, world_size: int, drop_last: bool
+) -> None:
+    """A filter may drop every sample of an epoch: no rank has a batch, none waits for another, and the next epoch follows."""
+    epochs = [0] * world_size
+
+    def make(*, rank: int, **job: Any) -> ps.Loader:
+        made = ps.shards(f"{data}/").decode(ps.Integer("cls")).filter(lambda sample: sample["cls"] < epochs[rank])
+
+        def chosen(epoch: int, statistics: Any) -> None:
+            epochs[rank] = epoch
+
+        made = made.batch(2, drop_last=drop_last)
+        return ps.Loader(made, lanes=4, threads=1, rank=rank, on_epoch=chosen, **WAYS[way], **job)
+
+    ranks = in_step(make, world_size, epochs=2)
+    assert [number for batches in ranks for number in valid_rows(batches, "cls")] == [0]
+    assert len({len(batches) for batches in ranks}) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_only_pads_collates_all_its_batches(data: Path, way: str) -> None:
+    """A rank of which no sample is kept hands out batches of the same kind as the others, from the first to the last."""
+    made = ps.shards(f"{data}/").decode(ps.Integer("cls")).filter(lambda sample: sample["cls"] == 0)
+    ranks = ranks_of(made.batch(2, collate=lambda samples: {"collated": len(samples)}), way)
+    assert {tuple(batch) for batches in ranks for batch in batches} == {("collated",)}
 
 
 @pytest.mark.parametrize("is_decoded", [True, False])

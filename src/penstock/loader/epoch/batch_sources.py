@@ -199,21 +199,23 @@ class AgreedBatches(BatchSource):
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch; None: they have not yet
 
     def next(self) -> NumberedBatch | None:
-        """The next batch, if all ranks go on. The consensus on the batch after it is reached here, too."""
+        """The next batch that the finisher does not skip, if all ranks go on. They also agree on the batch after it here."""
         if self._goes_on is None:
             self._goes_on = self._agree()
-        if not self._goes_on:
-            return None
-        with self._consensus.reporting_failure():
-            delivery = self._run.next_batch()
-            number = self._next_number
-            self._next_number += 1
-            if delivery is not None and delivery.position is not None:
-                self._position = delivery.position
-            batch = self._finisher.finish(delivery, self._rows_count)
-        self._goes_on = None  # in case the consensus fails
-        self._goes_on = self._agree()
-        return NumberedBatch(batch, self._position, number)
+        while self._goes_on:
+            with self._consensus.reporting_failure():
+                delivery = self._run.next_batch()
+                number = self._next_number
+                self._next_number += 1
+                if delivery is not None and delivery.position is not None:
+                    self._position = delivery.position
+                skips = self._finisher.skips(delivery)
+                batch = None if skips else self._finisher.finish(delivery, self._rows_count)
+            self._goes_on = None  # in case the consensus fails
+            self._goes_on = self._agree()
+            if not skips:
+                return NumberedBatch(batch, self._position, number)
+        return None
 
     def _agree(self) -> bool:
         """Whether all ranks go on with another batch."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.errors import DataError
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +22,10 @@ class Finisher(Protocol):
     """Turns a delivered batch into the batch for the training loop."""
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """Whether the training loop gets nothing for this delivery; None: the run ended before this rank's last batch."""
+        """Whether the training loop gets nothing for this delivery; None: the run ended before this rank's last batch.
+
+        It is called once for each delivery. Ranks in step skip the same batches.
+        """
 
     def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
         """The batch for the training loop.
@@ -34,7 +35,7 @@ class Finisher(Protocol):
             rows_count: Number of rows that the batch has on every rank.
 
         Raises:
-            DataError: The user's collate function failed, or the epoch has no sample to pad with.
+            DataError: The user's collate function failed.
         """
 
 
@@ -70,8 +71,8 @@ class Padder:
     """Finishes the batches of ranks in step: always all their rows, and ``__valid__: bool[B]`` says which of them count.
 
     Args:
-        find_any: Finds a delivery with at least one sample, from anywhere in the epoch; None if there is none. It is called if
-            this rank must pad before it has had a sample.
+        find_any: Finds a delivery with at least one sample, from anywhere in the epoch; None if there is none. It is called
+            once, if this rank must pad before it has had a sample.
         is_variable: Whether each batch is as long as it is delivered (``batch_by_size``), whatever its length on other ranks.
     """
 
@@ -80,37 +81,29 @@ class Padder:
         self._is_variable = is_variable
         self._layout: Layout | None = None
         self._row: dict[str, Any] | None = None  # the last sample, in columns of one row
+        self._has_searched = False
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """No batch is left out, because the other ranks hand out theirs."""
-        del delivery
-        return False
+        """No batch is left out, because the other ranks hand out theirs, unless the epoch has no sample on any rank."""
+        if self._row is None and not self._has_searched and (delivery is None or delivery.is_empty):
+            self._has_searched = True
+            found = self._find_any()
+            if found is not None:
+                self._layout = found.layout
+                self._row = _selected(found.values, _kept(found)[-1:])
+        return self._row is None and self._has_searched
 
     def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
         """`rows_count` rows: the samples that were kept, each in its row, and the last sample again in all other rows."""
-        if delivery is not None:
-            self._layout = delivery.layout
-            rows_count = delivery.rows if self._is_variable else rows_count
-        if delivery is None or delivery.is_empty:
-            batch = self._only_padding(rows_count)
-        else:
-            batch = _masked(delivery, rows_count)
-            self._row = _last_row(batch)
+        if delivery is not None and self._is_variable:
+            rows_count = delivery.rows
+        if delivery is None or delivery.is_empty:  # it only keeps this rank in step with the others
+            assert self._row is not None
+            row = _selected(self._row, np.zeros(rows_count, dtype=np.int64))
+            return _finished(self._layout, {**row, "__valid__": np.zeros(rows_count, dtype=np.bool_)})
+        batch = _masked(delivery, rows_count)
+        self._layout, self._row = delivery.layout, _last_row(batch)
         return _finished(self._layout, batch)
-
-    def _only_padding(self, rows_count: int) -> dict[str, Any]:
-        """A batch without a sample, which only keeps this rank in step with the others."""
-        if self._row is None:
-            found = self._find_any()
-            if found is None:
-                raise DataError(
-                    "this epoch has no samples to pad this rank's batches with",
-                    hint="does .filter() or on_corrupt= leave out all of them? Else use fewer ranks, or drop_last=True",
-                )
-            self._layout = found.layout
-            self._row = _selected(found.values, _kept(found)[-1:])
-        rows = np.zeros(rows_count, dtype=np.int64)
-        return {**_selected(self._row, rows), "__valid__": np.zeros(rows_count, dtype=np.bool_)}
 
 
 def _masked(delivery: Delivery, rows_count: int) -> dict[str, Any]:

@@ -223,8 +223,8 @@ def any_delivery(request: EpochRequest) -> Delivery | None:
     transforms = tuple(transform.uncounted() for transform in request.run_plan.transforms)
     search = replace(request, run_plan=request.run_plan._replace(transforms=transforms, drop_last=False), meter=Meter())
     batching = plan.read_batching._replace(drop_last=False)
-    for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1)):
-        feed = read_plan.begin(request.epoch, None, batching=batching).feed
+    for rank, world_size in ((plan.rank, plan.world_size), (0, 1)):
+        feed = plan.read_plan.for_rank(rank, world_size).begin(request.epoch, None, batching=batching).feed
         run = thread_run(search, feed, is_counted=False)
         try:
             while (delivery := run.next_batch()) is not None:

@@ -335,6 +335,8 @@ class MetadataProbe(Generic[T]):
                 self._shard.learn(etag=chunk.etag)
                 self._meter.bytes += len(chunk.data)
                 parts.append(chunk.data)
+            if not parts:
+                raise _closed()
             try:
                 span = self._steps.send(parts[0] if len(parts) == 1 else b"".join(parts))
             except StopIteration as stop:
@@ -457,13 +459,16 @@ class TableOfContents:
 
 
 _contents: WeakValueDictionary[Any, TableOfContents] = WeakValueDictionary()
-"""Tables by the id of their shard, which each keeps alive, and by fields."""
+"""Tables by fields and by the ids of their shard and of the options with which they are read, which each keeps alive."""
 
 
 def table_of_contents(segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> TableOfContents:
-    """The table of contents of a segment's shard: the one that another lane holds, else a new one, which is requested now."""
+    """The table of contents of a segment's shard: the one that another lane holds, else a new one, which is requested now.
+
+    Only lanes that read with the same `reading` share a table: one thread reads them, and closes them together.
+    """
     segment.format = segment.format or format_of_name(segment.shard.key)
-    key = (id(segment.shard), fields)
+    key = (id(segment.shard), id(reading), fields)
     held = _contents.get(key)
     if held is None or held.is_closed:
         held = _contents[key] = TableOfContents(segment, fields=fields, reading=reading)

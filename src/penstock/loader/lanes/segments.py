@@ -240,6 +240,10 @@ class ReadOptions(NamedTuple):
         """What one of several worker processes reads with: an equal share of the memory."""
         return self._replace(pinned_bytes_max=self.pinned_bytes_max // workers_count)
 
+    def apart(self) -> ReadOptions:
+        """What lanes read with that run beside others of this process: they share no table of contents, and record no index."""
+        return self._replace(recording=None)
+
 
 class ReadAheadSizes(NamedTuple):
     """How each lane reads ahead.

@@ -76,8 +76,9 @@ class IndexedReadPlan:
         )
 
     def for_rank(self, rank: int, world_size: int) -> IndexedReadPlan:
-        """The part of another rank in a world of another size: the same data in the same order."""
-        return replace(self, order=replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count))
+        """The part of a rank in a world of any size, to be read beside this one: the same data in the same order."""
+        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
+        return replace(self, order=order, reading=self.reading.apart())
 
     def for_worker(self, number: int, workers_count: int) -> IndexedReadPlan:
         """The part of one worker process: to the order, a worker is a rank of a larger world.

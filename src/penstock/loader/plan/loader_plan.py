@@ -81,7 +81,7 @@ class ReadPlan(Protocol):
         """
 
     def for_rank(self, rank: int, world_size: int) -> ReadPlan:
-        """The part of another rank in a world of another size: the same data in the same order."""
+        """The part of a rank in a world of any size, to be read beside this one: the same data in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,9 @@ class StreamedReadPlan(UncountedReadPlan):
         return replace(self, reading=self.reading.share(workers_count))
 
     def for_rank(self, rank: int, world_size: int) -> StreamedReadPlan:
-        """The part of another rank in a world of another size. No index is recorded of what it reads."""
+        """The part of a rank in a world of any size, to be read beside this one."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
-        return replace(self, order=order, reading=self.reading._replace(recording=None))
+        return replace(self, order=order, reading=self.reading.apart())
 
     def sized(self) -> tuple[float, MemoryPlan]:
         """The mean size of a sample as stored, in bytes, and the memory of the rank, as ``begin`` estimates them.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import DataError, DecodeError, PenstockError
+from penstock.errors import DecodeError, PenstockError
 from penstock.loader.batches.run import Delivery
 from penstock.loader.epoch.batch_sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
 from penstock.loader.epoch.consensus import FAILED, RankConsensus
@@ -178,18 +178,14 @@ def test_padding_repeats_the_last_sample_that_was_kept() -> None:
 
 
 def test_the_row_to_pad_with_is_searched_once() -> None:
-    """A rank that has had no sample takes one from anywhere in the epoch; if there is none, that is an error."""
-    searches = []
-
-    def find_any() -> Delivery:
-        searches.append(1)
-        return delivery("xy-")
-
-    padder = Padder(find_any, is_variable=False)
-    assert [padder.finish(given, 2)["__key__"] for given in (None, delivery("--"))] == [["y", "y"]] * 2
-    assert len(searches) == 1
-    with pytest.raises(DataError, match="no samples to pad"):
-        Padder(lambda: None, is_variable=False).finish(None, 2)
+    """A rank that has had no sample takes one from anywhere in the epoch; if there is none, all batches are skipped."""
+    for found, skips in ((delivery("xy-"), False), (None, True)):
+        searches = []
+        padder = Padder(lambda: searches.append(1) or found, is_variable=False)  # noqa: B023
+        assert [padder.skips(given) for given in (None, delivery("--"))] == [skips] * 2
+        assert len(searches) == 1
+        if not skips:
+            assert [padder.finish(given, 2)["__key__"] for given in (None, delivery("--"))] == [["y", "y"]] * 2
 
 
 def test_batches_by_size_keep_their_length() -> None:

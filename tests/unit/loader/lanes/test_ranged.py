@@ -123,6 +123,25 @@ def test_lanes_of_one_shard_share_its_table_of_contents(tmp_path: Path, counted:
             assert 1 <= sum(span.end == size for span in counted.spans) <= epoch
 
 
+@pytest.mark.parametrize("how", ["stream", "require"])
+@pytest.mark.parametrize("name", ["parquet", "zip"])
+def test_the_lanes_of_another_run_have_a_table_of_their_own(tmp_path: Path, name: str, how: Any) -> None:
+    """A run that looks for a sample to pad with goes on when the run of the batches is closed, and the other way round."""
+    made = ps.shards(f"{write(tmp_path / 'data', name)}/").batch(6)
+    options: dict[str, Any] = {"index": how, "index_dir": index(made, tmp_path / "index"), "fetch": FETCH}
+    with ps.Loader(made, **options) as loader:
+        plan = loader._session.planned()
+        feeds = [
+            read_plan.begin(0, None, batching=plan.batching).feed
+            for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1))
+        ]
+        feeds[0].close()
+        block = feeds[1].take(6)
+        assert block is not None
+        assert [sample.key for sample in block.samples] == [key for key, _ in WANT[:6]]
+        feeds[1].close()
+
+
 def test_a_shard_larger_than_the_budget(tmp_path: Path) -> None:
     """Row groups of a shard many times the budget go through it; a row group above half of it is refused, with numbers."""
     path = tmp_path / "s.parquet"
