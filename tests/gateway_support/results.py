@@ -230,7 +230,11 @@ def point_of(
     """Return an access point over objects in memory."""
     access_point = AccessPoint(name="point", upstream="s3://sources")
     return TransformedBucket(
-        replace(access_point, **options), MemoryBucket(objects), transform=transform, results=results
+        replace(access_point, **options),
+        MemoryBucket(objects),
+        scope="s3://sources",
+        transform=transform,
+        results=results,
     )
 
 

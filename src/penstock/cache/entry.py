@@ -107,15 +107,11 @@ class Identities:
         core = innermost(store)
         endpoint = getattr(core, "endpoint", None)
         self._block_bytes = block_bytes
-        self._scope: tuple[str, str, str]
-        self.stored_key: Callable[[Key], str]
+        self._scope = namespace, origin_of(core), core.describe("") if endpoint is None else endpoint.bucket
+        self.stored_key: Callable[[Key], str] = stored_key if has_queries(core) else str
         """Returns the name under which entries hold a key."""
         if endpoint is not None:
-            self._scope = namespace, endpoint.endpoint_url or "aws", endpoint.bucket
             self.stored_key = endpoint.prefix.__add__
-        else:  # the URL that the store gives its keys identifies it
-            self._scope = namespace, "", core.describe("")
-            self.stored_key = stored_key if has_queries(core) else str
 
     def of_version(self, key: Key, etag: str) -> tuple[bytes, str]:
         """Return the identity of the blocks of one version of an object, and its digest."""
@@ -143,6 +139,13 @@ class Identities:
 def _version_identity(scope: tuple[str, ...], key: Key, etag: str, block_bytes: int) -> tuple[bytes, str]:
     identity = identity_of(*scope, key, etag, str(block_bytes))
     return identity, digest_of(identity)
+
+
+def origin_of(store: Store) -> str:
+    """Return what tells two stores apart that show the same URLs but may have different objects: an endpoint, or a digest."""
+    core = innermost(store)
+    endpoint = getattr(core, "endpoint", None)
+    return str(getattr(core, "variant", "")) if endpoint is None else endpoint.endpoint_url or "aws"
 
 
 def has_queries(core: object) -> bool:

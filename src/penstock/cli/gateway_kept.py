@@ -20,6 +20,7 @@ from penstock.sizes import format_bytes, parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig
     from penstock.gateway.keeping.contents import Holding
+    from penstock.gateway.results.record import ResultRecord
 
 Place = Annotated[
     str | None, typer.Option("--place", metavar="cache|results", help="Only the node's cache, or only the bucket.")
@@ -152,7 +153,7 @@ def _fields(holding: Holding) -> dict[str, Any]:
     record = holding.record
     return {
         "place": holding.place,
-        "upstream": public_url(record.scope),
+        "upstream": _upstream(record),
         "key": record.key,
         "points": list(holding.points),
         "transform": record.transform,
@@ -169,10 +170,14 @@ def _text(holding: Holding) -> str:
     record = holding.record
     points = ",".join(holding.points) or "-"
     size = format_bytes(record.size_bytes) if record.size_bytes is not None else "unfinished"
-    where = f"{public_url(record.scope).rstrip('/')}/{record.key}"
+    where = f"{_upstream(record).rstrip('/')}/{record.key}"
     return (
         f"{holding.place:<7} {size:>11} {_age(holding.age_s):>6}  {record.etag}  {record.transform}  {points}  {where}"
     )
+
+
+def _upstream(record: ResultRecord) -> str:
+    return public_url(record.scope.partition("\n")[0])
 
 
 def _age(seconds: float) -> str:

@@ -10,6 +10,7 @@ bounded pool of threads. Some promises are weaker than those of other stores:
 
 from __future__ import annotations
 
+import json
 import secrets
 from datetime import datetime
 from functools import partial
@@ -24,7 +25,7 @@ from penstock.errors import (
     ShortReadError,
     StoreError,
 )
-from penstock.redaction import public_url
+from penstock.redaction import public_url, stored_key
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
@@ -48,6 +49,9 @@ class FsspecStore(ThreadedStore):
         threads_max: The most calls at the same time; at least 1.
         options: Options of the file system's constructor, which fsspec documents for each protocol.
 
+    Attributes:
+        variant: Digest of the options and of a login, which ``describe`` does not show; empty if there are none.
+
     Raises:
         ConfigError: fsspec, or the package that it needs for this protocol, is missing, or it does not know the protocol.
 
@@ -58,6 +62,9 @@ class FsspecStore(ThreadedStore):
         self.url_root = url.rstrip("/")
         self._options = dict(options or {})
         self._files, self._root = _file_system(url, self._options)
+        hidden = json.dumps([self.url_root, self._options], sort_keys=True, default=_type_name)
+        has_hidden = self._options or public_url(self.url_root) != self.url_root
+        self.variant = stored_key(f"?{hidden}") if has_hidden else ""
         super().__init__(threads_max=threads_max, name="fsspec")
         self._uploads: dict[str, tuple[Key, dict[int, bytes]]] = {}
         forks.register(self)
@@ -232,6 +239,10 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     else:
         return files, str(root).rstrip("/")
     raise failure  # outside of the handlers, so that the error above is not its context
+
+
+def _type_name(value: object) -> str:
+    return type(value).__qualname__
 
 
 def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from penstock.config import TransportConfig
 from penstock.errors import ConfigError, ProtocolError, StoreError
-from penstock.redaction import public_url, url_parts
+from penstock.redaction import public_url, stored_key, url_parts
 from penstock.store.answers import object_info, status_error
 from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.keys import has_dot_segment
@@ -33,6 +33,7 @@ class HttpStore(RemoteStore):
         transport: Deadlines and connections; None means ``TransportConfig()``.
 
     Attributes:
+        variant: Digest of the base URL's query, which ``describe`` does not show; empty if there is none.
         is_redirected: Whether a server has redirected a request. From then on libcurl sends all requests, because it follows
             redirects. Before that, plain HTTP takes the connections that cost half as much.
     """
@@ -50,6 +51,7 @@ class HttpStore(RemoteStore):
         self._base_url = base_url
         self._root = f"{parts.scheme}://{parts.netloc}{path}"
         self._query = f"?{parts.query}" if parts.query else ""
+        self.variant = stored_key(self._query)
         self.transport = transport or TransportConfig()
         self.is_redirected = False
         self.lands_in_files = parts.scheme == "http"

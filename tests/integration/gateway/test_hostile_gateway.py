@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import textwrap
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -109,14 +111,19 @@ class Telling(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def telling() -> Iterator[str]:
-    """The URL of such a webhook."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+def serve() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
+    """Starts servers of a class of answers, each on a thread, and returns their URLs."""
+    with ExitStack() as stack:
+
+        def begin(answers: type[BaseHTTPRequestHandler]) -> str:
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), answers))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield begin
 
 
 TELLING = """
@@ -149,13 +156,13 @@ ARN = "arn:minio:s3-object-lambda::{}:webhook"
 
 
 @pytest.fixture
-def tenants(start: Start, tmp_path: Path, telling: str) -> Callable[..., tuple[int, str]]:
+def tenants(start: Start, tmp_path: Path, serve: Any) -> Callable[..., tuple[int, str]]:
     """Reads an object of a gateway with two tenants: status and body for a key, an access point and headers."""
     root = tmp_path / "root"
     root.mkdir()
     (root / "a").write_bytes(b"x")
     (root / "app.py").write_text(textwrap.dedent(TELLING))
-    (tmp_path / "gateway.toml").write_text(textwrap.dedent(TENANTS).format(root=root, telling=telling))
+    (tmp_path / "gateway.toml").write_text(textwrap.dedent(TENANTS).format(root=root, telling=serve(Telling)))
     keys = f"alice:{SECRET}:rw,bob:{SECRET}:rw,narrow:{SECRET}:ro:plain"
     gateway = start("--config", str(tmp_path / "gateway.toml"), PENSTOCK_GATEWAY_KEYS=keys)
 
@@ -207,3 +214,110 @@ def test_no_webhook_runs_for_a_key_that_may_not_use_it(tenants: Callable[..., tu
         for method in ("GET", "HEAD"):
             assert tenants(who, hook, method=method)[0] == 403
             assert tenants(who, "plain", method=method, arn=ARN.format(hook))[0] == 403
+
+
+class Stored(BaseHTTPRequestHandler):
+    """An S3 endpoint with one object; its ETag says nothing about its bytes, which the server has as ``body``."""
+
+    protocol_version = "HTTP/1.1"
+    body = b""
+
+    def do_GET(self) -> None:
+        listing = (
+            '<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>'
+            f"<Size>{len(self.body)}</Size><ETag>&quot;1-1&quot;</ETag>"
+            "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>"
+        )
+        body = listing.encode() if "list-type" in self.path else self.body
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        for name, value in (("ETag", '"1-1"'), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")):
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+ENDPOINTS = """
+    cache = "{cache}:100MB,free_ratio_min=0"
+    {results}
+    [access_points.made]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{first}", anonymous = true }}
+    transform = "gzip"
+    processes = 1
+    [access_points.plain]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{first}", anonymous = true }}
+    [access_points.other]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{second}", anonymous = true }}
+    transform = "gzip"
+    processes = 1
+"""
+
+
+@pytest.mark.parametrize("results", ["", 'results = "{root}"'])
+def test_results_of_two_endpoints_are_not_mixed(start: Start, tmp_path: Path, serve: Any, results: str) -> None:
+    """One key and one ETag at two endpoints are two sources, in one gateway and in two that share a cache or a bucket."""
+    (tmp_path / "results").mkdir()
+    first, second = (serve(type("Server", (Stored,), {"body": body})) for body in (b"of the first", b"of the second"))
+    gateways = []
+    for number, urls in enumerate([(first, second), (second, first)]):
+        text = textwrap.dedent(ENDPOINTS).format(
+            cache=tmp_path / f"cache{number if results else ''}",
+            results=results.format(root=tmp_path / "results"),
+            first=urls[0],
+            second=urls[1],
+        )
+        (tmp_path / "gateway.toml").write_text(text)
+        gateways.append(start("--config", str(tmp_path / "gateway.toml")))
+    for one, two in (("made", "other"), ("other", "made")):
+        assert gzip.decompress(gateways[0].get(f"/{one}/a")) == (b"of the first" if one == "made" else b"of the second")
+        assert gzip.decompress(gateways[1].get(f"/{two}/a")) == (
+            b"of the first" if two == "other" else b"of the second"
+        )
+    assert [gateways[index].get("/plain/a") for index in (0, 1)] == [b"of the first", b"of the second"]
+
+
+class Guarded(Stored):
+    """The same, only for signed requests."""
+
+    body = b"for those who sign"
+
+    def do_GET(self) -> None:
+        if "Authorization" in self.headers:
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+    do_HEAD = do_GET
+
+
+GUARDED = """
+    cache = "cache:100MB,free_ratio_min=0"
+    metadata_ttl_s = "1h"
+    [access_points.signing]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}" }}
+    [access_points.anonymous]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}", anonymous = true }}
+"""
+
+
+def test_what_one_identity_read_is_not_known_to_another(start: Start, tmp_path: Path, serve: Any) -> None:
+    """Even if versions are believed for an hour, an access point reads nothing that its upstream refuses to it."""
+    (tmp_path / "gateway.toml").write_text(textwrap.dedent(GUARDED).format(url=serve(Guarded)))
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    gateway = start("--config", str(tmp_path / "gateway.toml"), **keys)
+    for _ in range(2):
+        assert gateway.get("/signing/a") == Guarded.body
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            gateway.get("/anonymous/a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from penstock.cache.entry import (
     MISSING_COUNT_MAX,
     STAT,
     CorruptEntryError,
+    Identities,
     block_name,
     check_data,
     decode,
@@ -22,6 +25,11 @@ from penstock.cache.entry import (
     header_bytes_of,
     identity_of,
 )
+from penstock.store import Store
+from penstock.store.fsspec import FsspecStore
+from penstock.store.http import HttpStore
+from penstock.store.s3 import S3Store
+from penstock.store.s3_endpoint import S3Endpoint
 from penstock.types import Buffer
 
 
@@ -73,3 +81,28 @@ def test_what_is_missing_has_a_bounded_number_of_names() -> None:
     names = {entry_name(MISSING, b"%d" % number) for number in range(100_000)}
     assert 0.9 * MISSING_COUNT_MAX < len(names) <= MISSING_COUNT_MAX
     assert max(name.folder for name in names) < FOLDERS_COUNT
+
+
+def s3(endpoint_url: str | None) -> Store:
+    return S3Store(S3Endpoint(bucket="bucket", endpoint_url=endpoint_url), provider=None)
+
+
+@pytest.mark.parametrize(
+    "stores",
+    [
+        pytest.param(lambda: [s3(url) for url in (None, "http://one:9", "http://two:9")], id="endpoints"),
+        pytest.param(lambda: [HttpStore(f"http://h/d/{query}") for query in ("", "?of=1", "?of=2")], id="queries"),
+        pytest.param(lambda: [FsspecStore(f"memory://{login}h/d") for login in ("", "a:p@", "b:p@")], id="logins"),
+        pytest.param(
+            lambda: [FsspecStore("memory://d", options={"at": at} if at else {}) for at in ("", "one", "two")],
+            id="options",
+        ),
+    ],
+)
+def test_stores_that_show_one_url_share_nothing(stores: Callable[[], list[Store]]) -> None:
+    """Whatever leads to another object under the same key is part of its identity, whether or not URLs show it."""
+    made = stores()
+    identities = [Identities(store, "", 1 << 20) for store in made]
+    assert len({each.of_version("k", '"e"') for each in identities}) == len(made)
+    assert len({each.of_key("k") for each in identities}) == len(made)
+    assert Identities(stores()[-1], "", 1 << 20).of_key("k") == identities[-1].of_key("k")

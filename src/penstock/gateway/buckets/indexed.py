@@ -97,7 +97,6 @@ class IndexedBucket:
     def __init__(self, access_point: AccessPoint, bucket: TransformedBucket, *, results: Results) -> None:
         self.name = bucket.name
         self.created_s = bucket.created_s
-        self._scope = access_point.upstream
         self._bucket = bucket
         self._results = results
         # With list_sizes="source" listings must stay cheap, and the sizes in them would contradict an index.
@@ -304,7 +303,7 @@ class IndexedBucket:
     async def _share(
         self, key: str, etag: str, last_modified_s: float, produce: Callable[[ResultWriter], Awaitable[None]]
     ) -> SharedResult:
-        name = ResultName(self._scope, key, etag)
+        name = ResultName(self._bucket.scope, key, etag)
         found = self._results.shared(name)
         if found is not None:
             return found

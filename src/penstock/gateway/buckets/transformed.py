@@ -70,6 +70,7 @@ class TransformedBucket:
     Args:
         access_point: Configuration of the access point.
         source_bucket: The bucket that holds the sources. It is closed with this one.
+        scope: The upstream of that bucket, as ``scope_of`` names it.
         transform: The transform that turns a source into a result. It is closed with this bucket.
         results: The results of this process.
         links: How other processes reach the sources; None if the transform reads them in this process only.
@@ -78,6 +79,7 @@ class TransformedBucket:
     Attributes:
         name: Name of the access point.
         created_s: When it was created.
+        scope: The upstream.
 
     Raises:
         ConfigError: The suffixes that it renames, or ``list_sizes``, are not valid.
@@ -88,6 +90,7 @@ class TransformedBucket:
         access_point: AccessPoint,
         source_bucket: Bucket,
         *,
+        scope: str,
         transform: Transform,
         results: Results,
         links: SourceLinks | None = None,
@@ -95,6 +98,7 @@ class TransformedBucket:
     ) -> None:
         self.name = access_point.name
         self.created_s = created_s
+        self.scope = scope
         self._access_point = access_point
         self._source_bucket = source_bucket
         self._transform = transform
@@ -265,7 +269,7 @@ class TransformedBucket:
     def _identity(self, key: str, etag: str, arguments: Mapping[str, str]) -> ResultIdentity:
         return ResultIdentity.of(
             arguments,
-            scope=self._access_point.upstream,
+            scope=self.scope,
             key=key,
             source_etag=etag,
             transform=self._transform.identity,
@@ -363,7 +367,7 @@ class TransformedBucket:
 
     async def _learn_sizes(self, request: GatewayRequest, listed: Sequence[ListedResult]) -> None:
         """Set the sizes that are known without producing anything."""
-        names = [ResultName(self._access_point.upstream, each.source.key, each.info.etag or "") for each in listed]
+        names = [ResultName(self.scope, each.source.key, each.info.etag or "") for each in listed]
         known = await self._results.known_sizes_bytes(names)
         unknown = []
         for each, name in zip(listed, names, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,8 +11,9 @@ from penstock.cache import CacheConfig
 from penstock.compose import connect
 from penstock.errors import ConfigError
 from penstock.gateway.results.derived import StoredLeftover, read_derived
+from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.kept import KeptResult, iter_kept
-from penstock.gateway.serving.assembly import is_transformed
+from penstock.gateway.serving.assembly import is_transformed, open_store
 
 if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig
@@ -89,26 +90,31 @@ def read_contents(config: GatewayConfig, *, place: str | None = None) -> Content
     if place == "results" and not config.results:
         raise ConfigError("there is no bucket of results", hint="--results s3://bucket/derived/")
     now_s = time.time()
+    points = _points_by_scope(config)
     holdings: list[Holding] = []
     leftovers: list[StoredLeftover] = []
     path = cache_path(config)
     if place != "results" and path is not None:
         for kept in iter_kept(path):
-            points = _points_of(config, kept.record)
-            holdings.append(Holding(place="cache", record=kept.record, points=points, age_s=kept.unused_s, kept=kept))
+            named = points.get(kept.record.scope, ())
+            holdings.append(Holding(place="cache", record=kept.record, points=named, age_s=kept.unused_s, kept=kept))
     if place != "cache" and config.results:
         with open_results(config) as store:
             content = read_derived(store)
         for each in content.results:
-            points = _points_of(config, each.record)
+            named = points.get(each.record.scope, ())
             age_s = max(0.0, now_s - each.stored_s)
-            holdings.append(Holding(place="results", record=each.record, points=points, age_s=age_s))
+            holdings.append(Holding(place="results", record=each.record, points=named, age_s=age_s))
         leftovers = content.leftovers
     holdings.sort(key=lambda each: (each.place, each.record.scope, each.record.key, each.record.etag))
     return Contents(holdings=holdings, leftovers=leftovers)
 
 
-def _points_of(config: GatewayConfig, record: ResultRecord) -> tuple[str, ...]:
-    return tuple(
-        point.name for point in config.access_points if is_transformed(point) and point.upstream == record.scope
-    )
+def _points_by_scope(config: GatewayConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of the access points with a transform, by their upstreams."""
+    found: dict[str, tuple[str, ...]] = {}
+    for point in filter(is_transformed, config.access_points):
+        with open_store(point, replace(config, cache="")) as store:
+            scope = scope_of(store)
+        found[scope] = (*found.get(scope, ()), point.name)
+    return found

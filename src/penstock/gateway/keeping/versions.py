@@ -64,8 +64,9 @@ async def stale_reasons(config: GatewayConfig, holdings: Iterable[Holding]) -> d
         await assembly.start()
         etags = {}
         for point in points:
-            if point.upstream not in etags:
-                etags[point.upstream] = await asyncio.to_thread(_etags, assembly.sources[point.name].store)
+            scope = assembly.transformed[point.name].scope
+            if scope not in etags:
+                etags[scope] = await asyncio.to_thread(_etags, assembly.sources[point.name].store)
         reasons = {}
         for each in wanted:
             reason = _reason(assembly, each, etags[each.record.scope])

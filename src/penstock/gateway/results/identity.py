@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache.entry import RESULT, EntryName, digest_of, entry_name, identity_of
+from penstock.cache.entry import RESULT, EntryName, digest_of, entry_name, identity_of, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from penstock.store.base import Store
 
 _ENDPOINT = "results"
 """Stands for the endpoint in the identities of entries, so that ``penstock cache info`` shows results by upstream."""
@@ -28,7 +30,7 @@ class ResultIdentity:
     """Everything on which the bytes of a result depend.
 
     Attributes:
-        scope: URL of the upstream.
+        scope: The upstream, as ``scope_of`` names it.
         key: Key of the source in the upstream.
         source_etag: ETag of the source.
         transform: ``Transform.identity``.
@@ -85,7 +87,7 @@ class ResultName(NamedTuple):
     """How a result is found: by a request that computed its ETag, or that sent the ETag in ``If-Match``.
 
     Attributes:
-        scope: URL of the upstream.
+        scope: The upstream, as ``scope_of`` names it.
         key: Key of the source in the upstream.
         etag: ETag of the result, with its quotes.
     """
@@ -101,6 +103,15 @@ class ResultName(NamedTuple):
     def blocks_identity(self, namespace: str, run: str, block_bytes: int) -> bytes:
         """Return the identity of the blocks that one run of the transform produced."""
         return identity_of(namespace, _ENDPOINT, self.scope, self.key, f"{self.etag} {run}", str(block_bytes))
+
+
+def scope_of(store: Store) -> str:
+    """Return the URL of an upstream, and on a second line its endpoint if it is not Amazon's.
+
+    Results are shared only within a scope: the same key and ETag at two endpoints may be two objects.
+    """
+    url, origin = store.describe(""), origin_of(store)
+    return url if origin in ("", "aws") else f"{url}\n{origin}"
 
 
 def record_entry(identity: bytes) -> tuple[EntryName, str]:

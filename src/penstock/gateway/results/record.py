@@ -49,7 +49,7 @@ class ResultRecord:
     """A result that exists, or that is being produced.
 
     Attributes:
-        scope: URL of the upstream.
+        scope: The upstream, as ``scope_of`` names it.
         key: Key of the source in the upstream.
         etag: ETag of the result, with its quotes.
         run: Names the run that produced the blocks.

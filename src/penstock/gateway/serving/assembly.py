@@ -21,6 +21,7 @@ from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
 from penstock.gateway.processes.processors import stay_on_one_processor, stays_on_one_processor
+from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
 from penstock.gateway.serving.internal import InternalFront, InternalLinks
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from penstock.gateway.objects import Authenticator, Bucket, BucketTable, Transform
     from penstock.gateway.serving.control import WorkerOrder
     from penstock.store.base import Store
+
+
+_IDENTITIES = ("profile", "anonymous")
+"""Options of an upstream that say on whose behalf it is read."""
 
 
 class Assembly:
@@ -117,7 +122,13 @@ class Assembly:
             transform = self.transforms[point.name] = transform_of(point, internal)
             links = InternalLinks(point, source.store, internal=internal)
             bucket = TransformedBucket(
-                point, source, transform=transform, results=results, links=links, created_s=self._started_s
+                point,
+                source,
+                scope=scope_of(source.store),
+                transform=transform,
+                results=results,
+                links=links,
+                created_s=self._started_s,
             )
             self.transformed[point.name] = bucket
             indexed = self.indexed[point.name] = IndexedBucket(point, bucket, results=results)
@@ -136,12 +147,18 @@ class Assembly:
         if not hooks or self.results is None or self._internal is None or self._authenticator is None:
             return plain
         links = InternalLinks(point, plain.store, internal=self._internal)
-        targets: dict[str, Bucket] = {}
-        for hook in hooks:
-            target = replace(hook, name=point.name)
-            transform = self.transforms[hook.name]
-            made = TransformedBucket(target, plain, transform=transform, results=self.results, links=links)
-            targets[hook.name] = made
+        scope = scope_of(plain.store)
+        targets: dict[str, Bucket] = {
+            hook.name: TransformedBucket(
+                replace(hook, name=point.name),
+                plain,
+                scope=scope,
+                transform=self.transforms[hook.name],
+                results=self.results,
+                links=links,
+            )
+            for hook in hooks
+        }
         return ArnBucket(plain, targets=targets, authenticator=self._authenticator)
 
     def routes(self) -> dict[str, Callable[[BaseRequest], Awaitable[StreamResponse]]]:
@@ -226,7 +243,11 @@ def open_store(point: AccessPoint, config: GatewayConfig) -> Store:
         ConfigError: The URL or an option is not valid.
     """
     options: dict[str, Any] = dict(point.upstream_options)
-    return connect(point.upstream, cache=cache_config(config), **options)
+    cache = cache_config(config)
+    if cache is not None:  # what one profile may read must not be known to access points with another one
+        who = {name: options[name] for name in _IDENTITIES if options.get(name)}
+        cache = replace(cache, namespace=" ".join([cache.namespace, *(f"{name}={who[name]}" for name in who)]).strip())
+    return connect(point.upstream, cache=cache, **options)
 
 
 def cache_config(config: GatewayConfig) -> CacheConfig | None:
