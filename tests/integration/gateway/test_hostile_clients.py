@@ -33,6 +33,8 @@ pytestmark = pytest.mark.server
 DATA = b"0123456789" * 10
 BIG = bytes(64 << 20)
 HOST = b"Host: localhost\r\n"
+GET = b"GET /data/d HTTP/1.1"
+CHUNKED = b"0\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,21 @@ def statuses(answer: bytes) -> list[int]:
             ),
             [400],
         ),
+        *(
+            (line + HOST + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + CHUNKED + request(GET), [400])
+            for line, *headers in [
+                (b"POST /data?delete HTTP/1.0\r\n", b"Transfer-Encoding: chunked", b"Connection: keep-alive"),
+                (b"GET /data/d HTTP/1.0\r\n", b"Transfer-Encoding: chunked", b"Connection: keep-alive"),
+                (b"POST /data?delete HTTP/1.1\r\n", b"Transfer-Encoding: identity, chunked"),
+                (b"POST /data?delete HTTP/1.1\r\n", b"Transfer-Encoding: gzip, chunked"),
+                (b"POST /data?delete HTTP/1.1\r\n", b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+                (b"POST /data?delete HTTP/1.1\r\n", b"Transfer-Encoding:", b"Content-Length: %d" % len(CHUNKED)),
+                (b"POST /data?delete HTTP/1.1\r\n", b"Transfer-Encoding:", b" chunked"),
+                (b"POST /data?delete HTTP/1.1\r\n", b"X-A: a", b" Content-Length: %d" % len(CHUNKED)),
+                (b"POST /data?delete HTTP/1.1\r\n", b"X-A: a\nContent-Length: %d" % len(CHUNKED)),
+                (b"POST /data?delete HTTP/1.1\r\n", *[b"Content-Length: %d" % len(CHUNKED)] * 2),
+            ]
+        ),
         (request(b"GET /data/d HTTP/1.1", b"X-A: a\x00b"), [400]),
         (request(b"GET /data/d HTTP/1.1", b"X-A: a\rb"), [400]),
     ],
@@ -129,6 +146,14 @@ def test_pipelined_requests_are_answered_in_order(front: RunningFront) -> None:
     )
     assert statuses(answer) == [206, 200, 404, 304, 206]
     assert answer.endswith(b"\r\n\r\n45")
+
+
+def test_an_offer_of_another_protocol_is_declined(front: RunningFront) -> None:
+    """The answer is that of HTTP/1.1, and the connection is closed, because aiohttp reads no further request from it."""
+    answer = raw_exchange(front.port, request(GET, b"Upgrade: h2c", b"Connection: Upgrade", close=False))
+    assert statuses(answer) == [200]
+    assert b"Connection: close\r\n" in answer
+    assert answer.endswith(DATA)
 
 
 def test_http_1_0_gets_a_length(front: RunningFront) -> None:

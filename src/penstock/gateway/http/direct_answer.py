@@ -47,8 +47,8 @@ class DirectAnswer(web.StreamResponse):
         self._request = request
         self._is_chunked = length_bytes is None and request.method != "HEAD"
         # What is left of the body, or a body that a client with "Expect: 100-continue" never sends, must not be taken for the
-        # next request.
-        self._stays_open = bool(request.keep_alive) and not request.can_read_body
+        # next request. After an offer to upgrade, aiohttp takes nothing on the connection for a request.
+        self._stays_open = bool(request.keep_alive) and not request.can_read_body and "Upgrade" not in request.headers
         self._head = self._made_head(headers, length_bytes)
         self._is_ended = False
 

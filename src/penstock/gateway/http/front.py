@@ -189,6 +189,10 @@ class Front:
         connection = request.protocol
         if isinstance(connection, ClientConnection):
             connection.head_arrived()
+        if "Transfer-Encoding" in request.headers and not _has_plain_coding(request):
+            refusal = self._refuse_malformed(request, 400)
+            refusal.force_close()  # where the body ends is doubtful, so nothing behind it is a request
+            return refusal
         if self._routes and (route := self._route(request.raw_path)) is not None:
             return await route(request)
         exchange = ClientExchange(request)
@@ -294,6 +298,14 @@ class Front:
         """Return the answer to what is not a valid HTTP request, or to one that failed unexpectedly."""
         self.metrics.add("penstock_gateway_malformed_total")
         return _refusal(request, status)
+
+
+def _has_plain_coding(request: BaseRequest) -> bool:
+    """Whether the body of a request is sent in chunks and in no other coding, by a version of HTTP that has chunks.
+
+    aiohttp accepts more, which a proxy before the gateway may read in another way: then the two see different requests.
+    """
+    return request.version >= HttpVersion11 and request.headers["Transfer-Encoding"].strip().lower() == "chunked"
 
 
 def _joined(request: BaseRequest) -> Mapping[str, str]:
