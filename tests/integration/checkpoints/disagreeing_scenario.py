@@ -23,6 +23,48 @@ def failure(checkpoint: Any, url: str, *, step: Any, wait: bool) -> ConfigError:
     raise AssertionError("the save did not fail")
 
 
+class Extra:
+    """A state that this rank may refuse to take over."""
+
+    def __init__(self, value: int, *, refuses: bool = False) -> None:
+        self.value = value
+        self._refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+        if self._refuses:
+            self._refuses = False
+            raise ZeroDivisionError
+
+
+def restore_that_one_rank_refuses(url: str, rank: int) -> None:
+    """A restore that fails on rank 1 raises on both, and both stay as they were, and the next one works."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    extra = Extra(1)
+    ps.torch.Checkpoint(model=model, optimizer=optimizer, extras={"x": extra}).save(url, step=1)
+    with torch.no_grad():
+        model.weight.zero_()
+    optimizer.param_groups[0]["lr"], extra = 5.0, Extra(2, refuses=rank == 1)
+    checkpoint = ps.torch.Checkpoint(model=model, optimizer=optimizer, extras={"x": extra})
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    try:
+        checkpoint.restore(url)
+    except ZeroDivisionError:
+        assert not model.weight.any()
+        assert (optimizer.param_groups[0]["lr"], extra.value) == (5.0, 2)
+        assert torch.equal(torch.get_rng_state(), before)
+    else:
+        raise AssertionError("the restore did not fail")
+    assert checkpoint.restore(url) == 1
+    assert model.weight.any()
+    assert (optimizer.param_groups[0]["lr"], extra.value) == (1e-3, 1)
+
+
 def main() -> None:
     url = sys.argv[1]
     dist.init_process_group("gloo")
@@ -49,6 +91,7 @@ def main() -> None:
         assert total.eq(2).all()
     checkpoint.wait()
     assert checkpoint.restore(url) == 2
+    restore_that_one_rank_refuses(f"{url}refused/", rank)
     print("agreed", flush=True)
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may abort a process that ends by itself (pytorch/pytorch#179291)

@@ -1,4 +1,4 @@
-"""Ranks that do not agree on what they save."""
+"""Ranks that do not agree on what they save, or on whether they restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.server, pytest.mark.torch, pytest.mark.heavy]
 
 
 def test_every_rank_hears_of_the_failure_of_one(tmp_path: Path) -> None:
-    """Other steps, other models and a tensor on meta on one rank are errors on both, and the next save works."""
+    """Other steps, other models, a tensor on meta and a state that one rank refuses are errors on both; what follows works."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     scenario = Path(__file__).parent / "disagreeing_scenario.py"
     done = subprocess.run(

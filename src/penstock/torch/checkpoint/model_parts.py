@@ -6,18 +6,19 @@ Names are those of the bare model, whatever wraps it (DDP, ``torch.compile``, ac
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.errors import CheckpointError, ConfigError
-from penstock.torch.checkpoint.parts import check_savable, missing_part
+from penstock.torch.checkpoint.parts import check_savable, missing_part, undo_of
 from penstock.torch.checkpoint.records import decoded, encoded
 from penstock.torch.checkpoint.saved_items import ReadTarget, listed, local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.torch.checkpoint.saved_items import SavedItems
 
@@ -77,6 +78,7 @@ class ModelPart:
         self._strict = strict
         self._parameters = {bare_name(name) for name, _ in self._model.named_parameters(remove_duplicate=False)}
         self._rest: dict[str, Any] = {}
+        self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def items(self) -> dict[str, torch.Tensor]:
         """Return the tensors, and on rank 0 the records of modules with a state of their own."""
@@ -118,6 +120,7 @@ class ModelPart:
                 continue
             check_savable(key, value)
             check_same_shape(key, value, saved)
+            _check_writable(key, value)
             own = own_name(self._rank, key)
             target = own if own in saved else key
             targets[target] = saved.target(target, value)
@@ -131,21 +134,46 @@ class ModelPart:
             if (key := _MODEL + bare_name(name)) in targets and _is_record(name, value)
         }
 
+    def undo(self) -> Callable[[], None]:
+        """Keep what the model's own code takes over, which may fail; ``apply`` keeps the tensors in that case."""
+        state = self._model.state_dict()
+        own = copy.deepcopy({name: state[name] for name in self._loaded_by_code(state)})
+
+        def undo() -> None:
+            with torch.no_grad():
+                for value, kept in reversed(self._replaced):
+                    value.copy_(kept)
+            if own:
+                self._model.load_state_dict(own, strict=False)
+
+        return undo
+
+    def _loaded_by_code(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the names of records, and of copies that a hook of the model made."""
+        own = {_address(each) for each in (*self._model.parameters(), *self._model.buffers())}
+        return {name for name, value in state.items() if name in self._rest or _address(value) not in own}
+
     @torch.no_grad()
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
         """Copy the values into the model's own tensors; what ``state_dict()`` had copied goes by ``load_state_dict``."""
-        own = {_address(each) for each in (*self._model.parameters(), *self._model.buffers())}
-        for name, value in self._model.state_dict().items():
+        state = self._model.state_dict()
+        by_code = self._loaded_by_code(state)
+        rest = dict(self._rest)
+        for name, value in state.items():
             key = _MODEL + bare_name(name)
             target = targets.get(own_name(self._rank, key), targets.get(key))
             if target is None or name in self._rest:
                 continue
-            if _address(value) not in own:
-                value = value.clone()  # noqa: PLW2901 - a copy that a hook of the model made
-                self._rest[name] = value
-            local(value).copy_(target.memory)
-        if self._rest:
-            self._model.load_state_dict(self._rest, strict=False)
+            if name in by_code:
+                rest[name] = value.clone()
+                local(rest[name]).copy_(target.memory)
+                continue
+            tensor = local(value)
+            if by_code:
+                self._replaced.append((tensor, tensor.cpu().clone()))
+            tensor.copy_(target.memory)
+        if rest:
+            self._model.load_state_dict(rest, strict=False)
         self._rest = {}
 
 
@@ -192,7 +220,8 @@ class OptimizerPart:
             groups = [
                 {**group, "params": params} for group, params in zip(state["param_groups"], self._groups, strict=True)
             ]
-            items[_GROUPS] = encoded({"groups": groups, "values": values}, "the options of the optimizer")
+            record = {"groups": groups, "values": values, "kind": type(self._optimizer).__name__}
+            items[_GROUPS] = encoded(record, "the options of the optimizer")
         return items
 
     def request(self, saved: SavedItems) -> dict[str, ReadTarget]:
@@ -243,13 +272,13 @@ class OptimizerPart:
                 f"one has {len(self._groups)} with {[len(each) for each in self._groups]}, or they are in another order",
                 hint="make the optimizer as the run did that saved the checkpoint",
             )
-        self._check_kind(groups)
         state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["values"].items()}
         for key in targets:
             if key.startswith(_STATES):
                 name, entry = self._split(key)
                 assert name is not None
                 state.setdefault(name, {})[entry] = targets[key]
+        self._check_kind(saved.get("kind"), groups, state)
         numbers = {name: number for number, name in enumerate(name for group in self._groups for name in group)}
         counted = iter(range(len(numbers)))
         self._state = {
@@ -257,19 +286,35 @@ class OptimizerPart:
             "param_groups": [{**group, "params": [next(counted) for _ in group["params"]]} for group in groups],
         }
 
-    def _check_kind(self, groups: list[dict[str, Any]]) -> None:
+    def _check_kind(
+        self, kind: str | None, groups: list[dict[str, Any]], state: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Refuse the state of another kind of optimizer, which ``load_state_dict`` would take over without a word.
 
-        A newer PyTorch adds options, and schedulers do, so only options that are missing on both sides tell another kind.
+        A newer PyTorch adds options, and schedulers do, so only names that are missing on both sides tell another kind. Early
+        checkpoints do not name the class.
         """
-        here = {name for group in self._optimizer.param_groups for name in group} - _SCHEDULER_OPTIONS
-        there = {name for group in groups for name in group} - _SCHEDULER_OPTIONS
-        if here - there and there - here:
+        here = type(self._optimizer).__name__
+        pairs = [
+            ("groups", self._optimizer.param_groups, groups),
+            ("states", self._optimizer.state.values(), state.values()),
+        ]
+        lacks = [] if kind in (None, here) else [f"it is of {kind}, and this one is {here}"]
+        for what, *both in pairs:
+            ours, theirs = ({name for each in side for name in each} - _SCHEDULER_OPTIONS for side in both)
+            if ours - theirs and theirs - ours:
+                lacks.append(
+                    f"its {what} have {listed(sorted(theirs - ours))}, and those of {here} have {listed(sorted(ours - theirs))}"
+                )
+        if lacks:
             raise CheckpointError(
-                f"the checkpoint is of another kind of optimizer: its groups have {listed(sorted(there - here))}, and those "
-                f"of {type(self._optimizer).__name__} have {listed(sorted(here - there))}",
-                hint="make the optimizer as the run did that saved the checkpoint",
+                f"the checkpoint is of another kind of optimizer: {'; '.join(lacks)}",
+                hint="make the optimizer as the run did that saved the checkpoint, or leave optimizer= out",
             )
+
+    def undo(self) -> Callable[[], None]:
+        """Keep the options and the state, whose tensors are replaced and not written to."""
+        return undo_of(self._optimizer)
 
     @torch.no_grad()
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
@@ -279,7 +324,26 @@ class OptimizerPart:
                 if isinstance(value, ReadTarget):
                     entries[entry] = _as_tensor(value)
         self._optimizer.load_state_dict(self._state)
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        for number, entries in self._state["state"].items():
+            loaded = self._optimizer.state[parameters[number]]
+            for entry, value in entries.items():
+                if entry in loaded:
+                    loaded[entry] = _with_own_dtypes(loaded[entry], value)
         self._state = {}
+
+
+def _with_own_dtypes(loaded: Any, saved: Any) -> Any:
+    """Return `loaded` with the dtypes of the tensors in `saved`, because PyTorch gives them the dtype of their parameter."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {
+            name: _with_own_dtypes(value, saved[name]) if name in saved else value for name, value in loaded.items()
+        }
+    if type(loaded) in (list, tuple) and isinstance(saved, list | tuple) and len(loaded) == len(saved):
+        return type(loaded)(map(_with_own_dtypes, loaded, saved))
+    return loaded
 
 
 def check_same_shape(key: str, value: torch.Tensor, saved: SavedItems) -> None:
@@ -295,6 +359,18 @@ def check_same_shape(key: str, value: torch.Tensor, saved: SavedItems) -> None:
             f"{list(value.shape)} of {value.dtype} here",
             url=saved.what,
         )
+
+
+def _check_writable(key: str, value: torch.Tensor) -> None:
+    """Refuse to load into a tensor that ``expand`` made; PyTorch would notice after others were loaded.
+
+    Raises:
+        ConfigError: Several of its elements share memory.
+    """
+    shard = local(value)
+    if any(stride == 0 and size > 1 for stride, size in zip(shard.stride(), shard.shape, strict=True)):
+        hint = "make the buffer by .contiguous()"
+        raise ConfigError(f"{key} cannot be restored, because several of its elements share memory", hint=hint)
 
 
 def _is_record(name: str, value: Any) -> bool:

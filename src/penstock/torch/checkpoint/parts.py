@@ -2,11 +2,13 @@
 
 A restore has three phases, and all ranks finish one before the next begins: ``request`` compares the checkpoint with what
 is here, ``check`` decodes what was read, and only ``apply`` changes anything. So a checkpoint that does not fit, or that
-cannot be read, leaves the training as it was.
+cannot be read, leaves the training as it was. If an object refuses its state in ``apply``, what ``undo`` has returned before
+puts everything back.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from penstock.errors import CheckpointError, ConfigError
+from penstock.errors import CheckpointError, ConfigError, DataError
 from penstock.torch.checkpoint.records import decoded, encoded
 from penstock.torch.checkpoint.saved_items import local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.torch.batches import Stateful
     from penstock.torch.checkpoint.saved_items import ReadTarget, SavedItems
@@ -47,6 +49,9 @@ class StatePart(Protocol):
             CheckpointError: The checkpoint does not fit what is here.
             DataError: A record is damaged.
         """
+
+    def undo(self) -> Callable[[], None]:
+        """Return what puts everything back after ``apply``, which may have failed half-way."""
 
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
         """Take the state over."""
@@ -76,6 +81,10 @@ class RecordPart:
     def check(self, targets: Mapping[str, ReadTarget]) -> None:
         """Decode the record."""
         self._state = decoded(targets[self._name].memory, f"the state of {self._name}")
+
+    def undo(self) -> Callable[[], None]:
+        """Keep the state that it has."""
+        return undo_of(self._target)
 
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
         """Load the state."""
@@ -128,6 +137,10 @@ class LoaderPart:
                 hint="with an index (`penstock index`) a job can go on with another number of ranks",
             )
 
+    def undo(self) -> Callable[[], None]:
+        """Keep the place in the data that it has."""
+        return undo_of(self._loader)
+
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
         """Load the state."""
         self._loader.load_state_dict(self._state)
@@ -142,14 +155,7 @@ class RandomPart:
 
     def items(self) -> dict[str, torch.Tensor]:
         """Return the states as one record."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        state = {
-            "python": random.getstate(),
-            "numpy": [str(kind), np.asarray(keys).tolist(), *map(float, rest)],
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if _has_cuda() else None,
-        }
-        return {self._name: encoded(state, "the state of the random generators")}
+        return {self._name: encoded(_random_states(), "the state of the random generators")}
 
     def request(self, saved: SavedItems) -> dict[str, ReadTarget]:
         """Request this rank's record; a rank that did not exist when it was saved has none."""
@@ -161,21 +167,69 @@ class RandomPart:
         return {self._name: saved.record(self._name)}
 
     def check(self, targets: Mapping[str, ReadTarget]) -> None:
-        """Decode the record."""
+        """Decode the record, and try it on other generators."""
         if self._name in targets:
             self._state = decoded(targets[self._name].memory, "the state of the random generators")
+            try:
+                _set_random_states(self._state, random.Random(), np.random.RandomState(), torch.Generator())
+            except Exception as error:
+                raise DataError(f"the state of the random generators cannot be used: {error}") from None
+
+    def undo(self) -> Callable[[], None]:
+        """Keep the states that they have."""
+        states = _random_states()
+        return lambda: _set_random_states(states)
 
     def apply(self, targets: Mapping[str, ReadTarget]) -> None:
         """Set the generators."""
-        if not self._state:
-            return
-        kind, keys, *rest = self._state["numpy"]
-        random.setstate(self._state["python"])
-        position, has_gauss, gauss = rest
-        np.random.set_state((kind, np.array(keys, np.uint32), int(position), int(has_gauss), gauss))
-        torch.set_rng_state(self._state["torch"])
-        if self._state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(self._state["cuda"])
+        if self._state:
+            _set_random_states(self._state)
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [str(kind), np.asarray(keys).tolist(), *map(float, rest)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if _has_cuda() else None,
+    }
+
+
+def _set_random_states(
+    states: dict[str, Any],
+    python: Any = random,
+    numpy: Any = np.random,
+    generator: torch.Generator | None = None,
+) -> None:
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    python.setstate(states["python"])
+    numpy.set_state((kind, np.array(keys, np.uint32), int(position), int(has_gauss), gauss))
+    (generator or torch.default_generator).set_state(states["torch"])
+    if generator is None and states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def undo_of(target: Any) -> Callable[[], None]:
+    """Return what gives an object the state that it has now, whatever has been loaded into it meanwhile.
+
+    Args:
+        target: An object with ``state_dict()`` and ``load_state_dict()``. An optimizer or a ``DataLoader`` replaces its
+            attributes when it loads a state, so those are kept: a state of the one need not be loaded by code that may fail
+            again, and the other starts its processes to tell its state.
+    """
+    if not isinstance(target, torch.optim.Optimizer | torch.utils.data.DataLoader):
+        state = copy.deepcopy(target.state_dict())
+        return lambda: target.load_state_dict(state)
+    changed = [target, *(each for each in vars(target).values() if isinstance(each, torch.optim.Optimizer))]  # wrapped
+    kept = [(vars(each), dict(vars(each))) for each in changed]
+
+    def undo() -> None:
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
+
+    return undo
 
 
 def missing_part(name: str, saved: SavedItems) -> CheckpointError:

@@ -15,6 +15,7 @@ from penstock.errors import ClosedError, ConfigError, StoreError
 from penstock.torch.batches import Stateful
 from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
+from penstock.torch.checkpoint.items import tensor_bytes
 from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
 from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
 from penstock.torch.checkpoint.place import checked_run_url
@@ -183,7 +184,8 @@ class Checkpoint:
     def restore(self, url: str | os.PathLike[str], *, step: int | None = None, strict: bool = True) -> int | None:
         """Continue from a checkpoint: the newest one that is whole, or that of a step.
 
-        Nothing is changed before every rank has read and checked its part. After an error, the run is as it was.
+        Nothing is changed before every rank has read and checked its part. After an error, the run is as it was: if an object
+        refuses its state, the others get back what they had.
 
         Args:
             url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
@@ -196,8 +198,9 @@ class Checkpoint:
 
         Raises:
             ConfigError: The URL is that of one checkpoint, not of the run; or an argument is invalid.
-            CheckpointError: The checkpoint is damaged, is of another model, lacks a part that is asked for, or was saved by
-                another number of ranks, each with its own place in the data; or there is no checkpoint of this step.
+            CheckpointError: The checkpoint is damaged, is of another model or class of optimizer, lacks a part that is asked
+                for, or was saved by another number of ranks, each with its own place in the data; or there is no checkpoint
+                of this step.
             StoreError: The store failed.
 
         Cost: parallel requests for this rank's part of the state, and memory for a second copy of it until it is restored.
@@ -223,8 +226,7 @@ class Checkpoint:
                 part.check(targets)
 
         group.each(check)
-        for part in parts:
-            part.apply(targets)
+        _apply(group, parts, targets)
         return info.step
 
     # ── closing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,16 +265,40 @@ class Checkpoint:
 
     def _parts(self, rank: int, size: int, *, strict: bool = True) -> list[StatePart]:
         """Return the parts in the order in which they are taken over: what may refuse its state comes first."""
-        parts: list[StatePart] = []
-        if self._loader is not None:
-            parts.append(LoaderPart(self._loader, rank=rank, size=size))
-        parts += [RecordPart(name, target, rank=rank) for name, target in self._records.items()]
+        parts: list[StatePart] = [RecordPart(name, target, rank=rank) for name, target in self._records.items()]
         if self._optimizer is not None:
             parts.append(OptimizerPart(self._optimizer, self._model, rank=rank, strict=strict))
+        if self._loader is not None:
+            parts.append(LoaderPart(self._loader, rank=rank, size=size))
         parts.append(ModelPart(self._model, rank=rank, strict=strict))
         if self._rng:
             parts.append(RandomPart(rank=rank))
         return parts
+
+
+def _apply(group: RankGroup, parts: list[StatePart], targets: Mapping[str, ReadTarget]) -> None:
+    """Take the state of all parts over, on all ranks; after an error on one of them, all are as before.
+
+    The model's tensors come after all ranks have succeeded with the rest, because a copy of them would be needed to undo it.
+    The random generators come last once more, as the model's own code may draw numbers.
+    """
+    undo = [RandomPart(rank=group.rank).undo()]  # code that loads a state may draw random numbers
+
+    def apply(some: list[StatePart]) -> None:
+        for part in some:
+            undo.append(part.undo())
+            part.apply(targets)
+
+    try:
+        group.each(lambda: apply([part for part in parts if not isinstance(part, ModelPart)]))
+        group.each(lambda: apply([part for part in parts if isinstance(part, ModelPart | RandomPart)]))
+    except BaseException as error:
+        for call in reversed(undo):
+            try:
+                call()
+            except Exception as failure:
+                error.add_note(f"The run is not as it was, because something could not be put back: {failure!r}")
+        raise
 
 
 class _SaveJob:
@@ -353,9 +379,7 @@ class _SaveJob:
         prefix = own_name(self._group.rank, "")
         own = {name.removeprefix(prefix): value for name, value in self._values.items() if name.startswith(prefix)}
         names = {name for name in self._items if name.startswith(("model.", "optimizer.state."))}
-        digests = {
-            name: _digest(local(value).cpu().reshape(-1).view(torch.uint8).numpy()) for name, value in own.items()
-        }
+        digests = {name: _digest(tensor_bytes(local(value).cpu().contiguous())) for name, value in own.items()}
         return self._step, _digest("\0".join(sorted(names | own.keys())).encode()), digests
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pprint
 import random
 import re
 import threading
@@ -20,7 +21,7 @@ from penstock.checkpoints.directory import read_manifest
 from penstock.errors import CheckpointError, ClosedError, ConfigError, DataError, StoreError
 
 torch = pytest.importorskip("torch")
-from penstock.torch.checkpoint import training  # noqa: E402 - imports torch
+from penstock.torch.checkpoint import model_parts, training  # noqa: E402 - imports torch
 
 pytestmark = pytest.mark.torch
 
@@ -61,7 +62,7 @@ class Run:
 
     def state(self) -> list[Any]:
         """Everything that a failed restore must not change."""
-        tensors = [value.clone() for value in self.model.state_dict().values()]
+        tensors = [value.clone() for value in self.model.state_dict().values() if isinstance(value, torch.Tensor)]
         kept = self.optimizer.state_dict()
         tensors += [value.clone() for entries in kept["state"].values() for _, value in sorted(entries.items())]
         rng = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # type: ignore[index]
@@ -520,23 +521,195 @@ def test_a_damaged_checkpoint_has_one_hint(url: str) -> None:
     assert str(caught.value).count("Hint: ") == 1
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_another_kind_of_optimizer(url: str, strict: bool) -> None:
-    """Its state is refused, though PyTorch would load it; the options that schedulers and a newer PyTorch add are not."""
+def test_options_that_others_add_to_an_optimizer(url: str) -> None:
+    """Options that schedulers and a newer PyTorch add to the groups do not make another kind of optimizer."""
     saved = Run()
     saved.train(1)
     saved.checkpoint.save(url, step=1)
     model = Run().model
     first, *rest = model.parameters()
-    groups = [{"params": [first]}, {"params": rest}]
-    other = ps.torch.Checkpoint(model=model, optimizer=torch.optim.SGD(groups, lr=0.1), rng=False)
-    with pytest.raises(
-        CheckpointError, match=r"another kind of optimizer: its groups have .*betas.*of SGD have .*momentum"
-    ):
-        other.restore(url, strict=strict)
     same = type(saved.optimizer)([{"params": [first]}, {"params": rest}])
     same.param_groups[0]["option_of_a_newer_pytorch"] = True
     assert ps.torch.Checkpoint(model=model, optimizer=same, rng=False).restore(url) == 1
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "Adam": {}, "AdamW": {}, "RAdam": {}, "NAdam": {}, "Adamax": {}, "Adagrad": {}, "Adadelta": {}, "RMSprop": {},
+    "Rprop": {}, "ASGD": {}, "Adafactor": {}, "SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2},
+}  # fmt: skip
+
+
+class Mixed(torch.optim.Optimizer):  # type: ignore[misc,name-defined]
+    """Keeps tensors of other dtypes than those of its parameters, also in lists and dicts, as quantizing optimizers do."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            exact = state.setdefault("exact", parameter.double() * math.pi)
+            exact.add_(parameter.grad.double(), alpha=1e-7)
+            state["codes"] = (exact * 100).to(torch.uint8)
+            state["nested"] = {"list": [exact + 1, 5], "flag": torch.tensor(True)}
+            parameter.sub_(exact.to(parameter.dtype), alpha=0.01)
+
+
+class Half:
+    """A model of bfloat16 with an optimizer of a kind."""
+
+    def __init__(self, kind: str, *, steps: int = 0) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(4, 3).bfloat16()
+        make = Mixed if kind == "Mixed" else getattr(torch.optim, kind)
+        self.optimizer = make(self.model.parameters(), lr=0.01, **KINDS.get(kind, {}))
+        self.checkpoint = ps.torch.Checkpoint(model=self.model, optimizer=self.optimizer)
+        self.train(steps)
+
+    def train(self, steps: int) -> None:
+        def closure() -> Any:
+            self.optimizer.zero_grad()
+            loss = self.model(torch.arange(8.0).reshape(2, 4).bfloat16() / 8).float().square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(steps):
+            closure()
+            self.optimizer.step(closure)
+
+    def state(self) -> str:
+        """Everything, with dtypes and all digits."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "__repr__", lambda self, **_: f"{self.dtype}{self.tolist()}")
+            return pprint.pformat([self.model.state_dict(), self.optimizer.state_dict(), torch.get_rng_state()])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "Mixed"])
+def test_the_state_of_an_optimizer_keeps_its_dtypes(url: str, kind: str) -> None:
+    """State of another dtype than its bfloat16 parameters comes back to the bit, so that the next steps are the same."""
+    run = Half(kind, steps=2)
+    run.checkpoint.save(url, step=2)
+    other = Half(kind)
+    assert other.checkpoint.restore(url) == 2
+    assert other.state() == run.state()
+    run.train(2)
+    other.train(2)
+    assert other.state() == run.state()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_other_kind_of_optimizer_is_refused(url: str, kind: str) -> None:
+    """An optimizer of another class is told both names, with state and without, and nothing is changed."""
+    Half(kind, steps=1).checkpoint.save(url, step=1)
+    for other in KINDS.keys() - {kind}:
+        for steps in (0, 1):
+            run = Half(other, steps=steps)
+            before = run.state()
+            for strict in (True, False):
+                with pytest.raises(
+                    CheckpointError, match=rf"another kind of optimizer: it is of {kind}, and .* {other}"
+                ):
+                    run.checkpoint.restore(url, strict=strict)
+            assert run.state() == before
+
+
+def test_a_checkpoint_that_does_not_name_the_class(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of earlier versions load; the names of groups and states still tell most other kinds."""
+    encoded = model_parts.encoded
+    monkeypatch.setattr(
+        model_parts,
+        "encoded",
+        lambda value, what: encoded({name: value[name] for name in value.keys() - {"kind"}}, what),
+    )
+    run = Half("Adam", steps=2)
+    run.checkpoint.save(url, step=2)
+    other = Half("Adam")
+    assert other.checkpoint.restore(url) == 2
+    assert other.state() == run.state()
+    for kind in ("SGD", "Adagrad", "Adafactor", "RMSprop"):
+        with pytest.raises(CheckpointError, match="another kind of optimizer: its groups have"):
+            Half(kind).checkpoint.restore(url)
+    with pytest.raises(CheckpointError, match=r"another kind of optimizer: its states have exp_avg_sq, and .* exp_inf"):
+        Half("Adamax", steps=1).checkpoint.restore(url)
+
+
+class Drawing(torch.nn.Linear):  # type: ignore[misc,name-defined]
+    """A module with a state of its own."""
+
+    own = 0
+
+    def get_extra_state(self) -> Any:
+        return {"own": self.own}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.own = state["own"]
+
+
+STAGES = ("scheduler", "extras", "optimizer", "loader", "model", "generators")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.server
+def test_a_restore_that_fails_half_way_changes_nothing(
+    tmp_path: Path, url: str, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an object has taken a part of its state over and then fails, everything is put back to the bit."""
+    write_counted(tmp_path, (9, 4, 7))
+    index_beside(tmp_path)
+
+    def made(seed: int, steps: int) -> tuple[Run, Counter]:
+        run, extra = Run(tmp_path, seed=seed), Counter({"count": seed})
+        run.model.append(Drawing(2, 2))
+        run.model[4].own = seed
+        run.checkpoint = ps.torch.Checkpoint(
+            model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, loader=run.loader, extras={"x": extra}
+        )
+        run.train(steps)
+        return run, extra
+
+    saved, _ = made(1, 3)
+    saved.checkpoint.save(url, step=3)
+    run, extra = made(2, 2)
+    targets: dict[str, tuple[Any, str]] = {
+        "scheduler": (run.scheduler, "load_state_dict"), "extras": (extra, "load_state_dict"),
+        "optimizer": (run.optimizer, "load_state_dict"), "loader": (run.loader, "load_state_dict"),
+        "model": (run.model[4], "set_extra_state"), "generators": (random, "setstate"),
+    }  # fmt: skip
+    target, name = targets[stage]
+    whole, failures = getattr(target, name), []
+
+    def fail_once(state: Any) -> None:
+        whole(state)
+        if not failures:
+            failures.append(torch.rand(1))
+            raise ZeroDivisionError
+
+    before = [*run.state(), extra.state, run.model[4].own]
+    if stage == "generators":
+        monkeypatch.setattr(target, name, fail_once)
+    else:
+        monkeypatch.setattr(type(target), name, lambda _, state: fail_once(state))
+    with pytest.raises((ZeroDivisionError, RuntimeError)):
+        run.checkpoint.restore(url)
+    assert failures
+    assert [*run.state(), extra.state, run.model[4].own] == before
+    assert run.checkpoint.restore(url) == 3
+    assert run.state() == saved.state()
+
+
+def test_a_tensor_that_cannot_be_written_to(url: str) -> None:
+    """A buffer of which several elements share memory is refused by name before anything is changed."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("shared", torch.zeros(1).expand(3))
+    checkpoint = ps.torch.Checkpoint(model=model)
+    checkpoint.save(url, step=1)
+    weight = model.weight.detach().clone().add_(0)
+    with torch.no_grad():
+        model.weight += 1
+    with pytest.raises(ConfigError, match=r"model\.shared .*share memory"):
+        checkpoint.restore(url)
+    assert torch.equal(model.weight, weight + 1)
 
 
 @pytest.mark.parametrize(
