@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import compose
 from penstock.channels.entries import objects_of
 from penstock.channels.file.channel import linked_directory
+from penstock.channels.file.claiming import link_directory
 from penstock.errors import ConfigError, DirectoryMissingError
 from penstock.index import write_manifest
 from penstock.mount import MountConfig, start_mount
@@ -100,11 +101,11 @@ def open_fastfile_channel(
 
     Cost: one request, and what ``penstock.mount`` costs; a listing of everything if hosts share the channel.
     """
-    if path.is_symlink():
-        path.unlink()
     if (directory := linked_directory(channel, order)) is not None:
-        path.symlink_to(directory, target_is_directory=True)
+        link_directory(path, directory, channel=channel.name)
         return LinkedChannel(path)
+    if path.is_symlink():
+        path.unlink()  # of an earlier run with the same base directory
     url = folder_url(channel, entries.store)
     with ExitStack() as undone:
         manifest = None
@@ -156,5 +157,6 @@ def _write_share(file: Path, url: str, entries: Entries, order: EpochOrder) -> N
     """Write a manifest of this host's share, with keys relative to the folder that is mounted."""
     objects = objects_of(order.entries(entries, epoch=0))
     infos = (ObjectInfo(each.name, each.size_bytes or 0, each.etag, each.modified_s) for each in objects)
-    with file.open("wb") as output:
+    file.unlink(missing_ok=True)  # of a killed run; and no link is followed
+    with file.open("xb") as output:
         write_manifest(infos, output, base_url=url)

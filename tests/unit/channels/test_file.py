@@ -109,6 +109,78 @@ def test_files_that_are_there_are_kept(store: MemoryStore, download: Callable[..
     assert download().plans == [(0, 0)]
 
 
+@pytest.mark.parametrize("downloads", [False, True])
+def test_the_channel_is_exactly_its_objects(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, downloads: bool
+) -> None:
+    """What an earlier run has put there leaves: another prefix, deleted objects, another host's share, a killed download."""
+    for key in ("train/a", "train/sub/b", "train/gone/c", "other/d", "other/sub"):
+        store.write(key, key.encode())
+    kept = tmp_path / "kept" if downloads else None
+    download(downloads=kept)
+    store.delete("train/gone/c")
+    download(downloads=kept)
+    assert sorted(path.name for path in (tmp_path / "train").rglob("*")) == ["a", "b", "sub"]
+    (tmp_path / "train" / ".penstock-0123.tmp").touch()
+    download(downloads=kept, url="memory://bucket/other/")
+    assert tree(tmp_path / "train") == {"d": b"other/d", "sub": b"other/sub"}
+    for rank in range(2):
+        download(downloads=kept, order=EpochOrder(part=rank, parts_count=2))
+        assert list(tree(tmp_path / "train")) == [["a"], ["sub/b"]][rank]
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda file: file.write_text("somebody's"),
+        lambda file: file.symlink_to("/etc", target_is_directory=True),
+        lambda file: file.symlink_to("/etc/hostname"),
+        os.mkfifo,
+    ],
+    ids=["file", "directory link", "link", "fifo"],
+)
+@pytest.mark.parametrize("name", ["a", "sub", "other", "deep/other"])
+def test_files_of_others_are_refused(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, plant: Callable[[Path], None], name: str
+) -> None:
+    """What somebody else has put into the directory is an error that names it, and neither changed, followed nor removed."""
+    store.write("train/a", b"a")
+    store.write("train/sub/b", b"b")
+    planted = tmp_path / "train" / name
+    planted.parent.mkdir(parents=True)
+    plant(planted)
+    before = planted.lstat()
+    with pytest.raises(ConfigError, match=rf"channel 'train': .*train/{name} .*no run"):
+        download()
+    assert planted.lstat() == before
+    planted.unlink()
+    download()
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    if name != "sub":
+        planted.unlink(missing_ok=True)
+        plant(planted)  # a name that the run has written is its own
+        if name == "a":
+            download()
+            assert tree(tmp_path / "train") == {"a": b"a", "sub/b": b"b"}
+
+
+def test_files_that_were_copied_there_are_kept(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path
+) -> None:
+    """Without a record of earlier runs, files that are the objects as they are now are kept, and become the channel's own."""
+    for key in "ab":
+        store.write(f"train/{key}", key.encode())
+    download()
+    (tmp_path / ".train.files").unlink()
+    assert download().plans == [(0, 0)]
+    (tmp_path / ".train.files").write_text('["../kept", 3, {"x": []}, "b"]')  # a damaged record is none
+    (tmp_path / "kept").touch()
+    store.delete("train/b")
+    with pytest.raises(ConfigError, match="train/b"):
+        download()
+    assert (tmp_path / "kept").exists()
+
+
 def test_downloads_of_earlier_runs(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
     """With a directory for downloads, the files of a later run are links to those of an earlier one."""
     for key in ("a", "sub/b"):
@@ -213,19 +285,25 @@ def test_too_little_room(
     monkeypatch.setattr(file_channel.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match=r"'train' needs 1\.95 KiB, and .* has 0\.977 KiB.*mode=fastfile"):
         download()
-    assert tree(tmp_path) == {}
+    assert tree(tmp_path / "train") == {}
 
 
-def test_a_directory_is_linked(download: Callable[..., Progress], tmp_path: Path) -> None:
-    """A directory of this machine takes the channel's place as it is."""
+def test_a_directory_is_linked(store: MemoryStore, download: Callable[..., Progress], tmp_path: Path) -> None:
+    """A directory of this machine takes the channel's place as it is, and that of files of earlier runs."""
+    store.write("train/b", b"y")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a").write_text("x")
     channel = InputChannel(name="train", url=str(tmp_path / "data"))
     entries = Entries(open_source(channel, lambda _: MemoryStore()))
-    for _ in range(2):  # the link of an earlier run is replaced
+    for _ in range(2):  # the link of an earlier run is replaced, and so are its files
         open_file_channel(channel, entries, path=tmp_path / "train", order=EpochOrder())
-    assert (tmp_path / "train").is_symlink()
-    assert tree(tmp_path / "train") == {"a": b"x"}
+        assert (tmp_path / "train").is_symlink()
+        assert tree(tmp_path / "train") == {"a": b"x"}
+        download()
+        assert tree(tmp_path / "train") == {"b": b"y"}
+    (tmp_path / "train" / "mine").touch()
+    with pytest.raises(ConfigError, match="train/mine is in the way"):
+        open_file_channel(channel, entries, path=tmp_path / "train", order=EpochOrder())
 
 
 @pytest.mark.parametrize(

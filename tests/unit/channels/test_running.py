@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ import pytest
 import penstock as ps
 from penstock.channels.runner.base import PREFIX
 from penstock.channels.runner.supervisor import LOCK_NAME, mounts_below
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError
 
 COPY = """
 import json, os, pathlib
@@ -146,6 +147,121 @@ def test_refusals(folder: Path, arguments: dict[str, Any], message: str) -> None
     with pytest.raises(ConfigError, match=message):
         ps.channels.run(arguments.pop("program"), **arguments)
     assert list((folder / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["input", "input/config", "input/data", "model", "output", "output/data", "checkpoints", ".penstock-lock"]
+)
+@pytest.mark.parametrize("kind", ["link", "fifo", "dangling"])
+def test_links_in_the_base_directory_are_not_followed(folder: Path, name: str, kind: str) -> None:
+    """A link or a FIFO in the place of a directory, or of the lock, is an error that names it; nothing is written elsewhere."""
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    target = elsewhere / "file" if name.startswith(".") else elsewhere
+    if name.startswith("."):
+        target.write_text("untouched")
+    planted = folder / "base" / name
+    planted.parent.mkdir(parents=True)
+    if kind == "fifo":
+        os.mkfifo(planted)
+    else:
+        planted.symlink_to(target if kind == "link" else folder / "nowhere")
+    with pytest.raises(ConfigError, match=rf"base directory .*{name}"):
+        ps.channels.run(["true"], inputs=str(folder / "data"), base=folder / "base")
+    assert not (folder / "nowhere").exists()
+    assert [path.read_text() for path in elsewhere.iterdir()] == (["untouched"] if name.startswith(".") else [])
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "hard link"])
+def test_configuration_files_replace_what_lies_there(folder: Path, kind: str) -> None:
+    """A link or FIFO with the name of a configuration file is replaced: nothing is written through it."""
+    (folder / "victim").write_text("untouched")
+    config = folder / "base" / "input" / "config"
+    config.mkdir(parents=True)
+    for name in ("hyperparameters.json", "penstock.json"):
+        if kind == "fifo":
+            os.mkfifo(config / name)
+        elif kind == "link":
+            (config / name).symlink_to(folder / "victim")
+        else:
+            (config / name).hardlink_to(folder / "victim")
+    ps.channels.run(["true"], hyperparameters={"a": 1}, base=folder / "base")
+    assert (folder / "victim").read_text() == "untouched"
+    assert json.loads((config / "hyperparameters.json").read_text()) == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    ["mkfifo $F", "mkdir $F", "ln -s /etc/hostname $F", "ln -s $F $F", "truncate -s 100G $F", "mkdir $F; touch $F/x"],
+)
+def test_a_failure_file_that_is_none(folder: Path, failure: str) -> None:
+    """What the program puts in the place of the failure file ends neither this run nor the next one, and is not followed."""
+    for _ in range(2):
+        result = ps.channels.run(
+            ["sh", "-c", f"F=$SAGEMAKER_BASE_DIR/output/failure; {failure}; exit 3"], base=folder / "base"
+        )
+        assert result.exit_code == 3
+        assert set(result.failure) <= {"\0"}
+    if "mkdir" in failure:
+        return  # it stays, as it may hold something
+    result = ps.channels.run(["sh", "-c", 'printf "why\\377" > "$SM_OUTPUT_FAILURE"; exit 3'], base=folder / "base")
+    assert result.failure == "why\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("suffix", ["", "model.tar.gz"])
+@pytest.mark.parametrize("what", ["model", "output", "checkpoint"])
+def test_links_out_of_the_results_are_not_stored(folder: Path, what: str, suffix: str) -> None:
+    """Links out of a directory of results are an error that names them, and all else is stored: no file of the host is."""
+    if what == "checkpoint" and suffix:
+        pytest.skip("checkpoints are no archive")
+    (folder / "secret").mkdir()
+    (folder / "secret" / "key").write_text("secret")
+    place = {"model": "model", "output": "output/data", "checkpoint": "checkpoints"}[what]
+    script = """
+        cd "$SAGEMAKER_BASE_DIR/$0"; echo -n w > a; mkdir sub; ln -s ../a sub/inside; ln -s sub again; ln -s . here
+        ln -s "$1/secret" outside; ln -s "$1/secret/key" sub/outside; mkfifo fifo; ln -s nothing sub/nothing
+        """
+    with pytest.raises(StoreError, match=rf"{place}/outside and 1 more lead out of the directory"):
+        ps.channels.run(
+            ["sh", "-c", script, place, str(folder)], base=folder / "base", **{f"{what}_url": f"{folder}/to/{suffix}"}
+        )
+    if suffix:
+        with tarfile.open(folder / "to" / suffix) as archive:
+            assert archive.getnames() == ["a", "again", "here", "sub", "sub/inside", "sub/nothing"]
+        return
+    names = [str(path.relative_to(folder / "to")) for path in sorted((folder / "to").rglob("*")) if path.is_file()]
+    assert names == ["a", "again/inside", "sub/inside"]
+
+
+@pytest.mark.parametrize("suffix", ["", "model.tar.gz"])
+@pytest.mark.parametrize("instead", ["ln -s /etc model", "touch model", "mkfifo model", "ln -s nothing model"])
+def test_a_model_directory_that_is_none(folder: Path, instead: str, suffix: str) -> None:
+    """A program that replaces the model directory by something else ends in an error, and nothing is stored."""
+    script = f'cd "$SAGEMAKER_BASE_DIR"; rmdir model; {instead}'
+    with pytest.raises(StoreError, match=r"/model is not a directory any more"):
+        ps.channels.run(["sh", "-c", script], base=folder / "base", model_url=f"{folder}/to/{suffix}")
+    assert not (folder / "to").exists()
+
+
+def test_checkpoints_come_back_through_no_link(folder: Path) -> None:
+    """Checkpoints that would be written through a link in the base directory are refused."""
+    (folder / "to" / "sub").mkdir(parents=True)
+    (folder / "to" / "sub" / "file").write_text("new")
+    (folder / "elsewhere").mkdir()
+    (folder / "base" / "checkpoints").mkdir(parents=True)
+    (folder / "base" / "checkpoints" / "sub").symlink_to(folder / "elsewhere")
+    with pytest.raises(ConfigError, match="checkpoints/sub is a link"):
+        ps.channels.run(["true"], base=folder / "base", checkpoint_url=f"{folder}/to/")
+    assert list((folder / "elsewhere").iterdir()) == []
+
+
+def test_what_others_have_in_place_of_the_channels_stays(folder: Path) -> None:
+    """FIFOs of others stay if the program replaces the directory of the channels by a link to them."""
+    (folder / "others").mkdir()
+    os.mkfifo(folder / "others" / "fifo")
+    script = f'cd "$SAGEMAKER_BASE_DIR/input"; rm -r data; ln -s {folder}/others data'
+    ps.channels.run(["sh", "-c", script], base=folder / "base")
+    assert (folder / "others" / "fifo").is_fifo()
 
 
 def test_abandoned_directories_are_removed(folder: Path) -> None:

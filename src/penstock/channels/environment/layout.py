@@ -71,3 +71,7 @@ class ContainerLayout:
     def directories(self) -> list[Path]:
         """Return all directories that exist when the program starts."""
         return [self.config, self.data, self.model, self.output_data, self.intermediate, self.checkpoints, self.code]
+
+    def written_directories(self) -> list[Path]:
+        """Return all directories in which a run itself writes, or from which it stores results, each above those in it."""
+        return [self.input, self.config, self.data, self.model, self.output, self.output_data, self.checkpoints]

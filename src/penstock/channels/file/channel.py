@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
 from penstock.channels.entries import objects_of
+from penstock.channels.file.claiming import claim, link_directory
 from penstock.channels.file.linking import link_file
 from penstock.channels.inflating import Inflating
+from penstock.channels.inside import check_folders
 from penstock.errors import ConfigError, StoreError
 from penstock.sizes import format_bytes
 from penstock.store.inflight import InFlight
@@ -86,21 +88,27 @@ def open_file_channel(
             downloads into `path` itself.
 
     Raises:
-        ConfigError: A key is not a safe file name, or the disk has too little room.
+        ConfigError: A key is not a safe file name, the disk has too little room, or files of somebody else lie in `path`.
         StoreError: An object cannot be read.
         OSError: The disk failed.
 
     Cost: one request for each object of up to about two parts that is not there yet, else one for each part.
     """
-    if path.is_symlink():
-        path.unlink()  # of an earlier run with the same base directory
     if (directory := linked_directory(channel, order)) is not None:
-        path.symlink_to(directory, target_is_directory=True)
+        link_directory(path, directory, channel=channel.name)
         return FileChannel(path)
     root = path if downloads is None else downloads / _folder_of(channel)
-    root.mkdir(parents=True, exist_ok=True)
-    path.mkdir(parents=True, exist_ok=True)
     items = _items(entries.store, LocalStore(root), objects_of(order.entries(entries, epoch=0)))
+    by_name = {item.key: item for item in items}
+    claim(
+        path,
+        by_name,
+        channel=channel.name,
+        is_there=lambda name: _is_there(channel, replace(by_name[name], path=path / name)),
+    )
+    if root != path:
+        root.mkdir(parents=True, exist_ok=True)
+        check_folders(root, by_name)
     missing = items if _is_empty(root) else [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)

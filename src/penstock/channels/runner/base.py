@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -44,13 +46,21 @@ class BaseDirectory:
         lock = base / (f"{LOCK_NAME}.new" if self.is_private else LOCK_NAME)
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.lock_fd = _open_lock(lock)
         except OSError as error:
-            raise ConfigError(
-                f"the base directory {base}: {error.strerror}", hint="--base names another one"
-            ) from error
-        if not try_lock_file(self.lock_fd):
+            raise _refusal(base, error) from error
+        try:
+            self._prepare(lock)
+        except OSError as error:
             os.close(self.lock_fd)
+            raise _refusal(base, error) from error
+        except ConfigError:
+            os.close(self.lock_fd)
+            raise
+
+    def _prepare(self, lock: Path) -> None:
+        base = self.layout.base
+        if not try_lock_file(self.lock_fd):
             raise ConfigError(f"another run uses the base directory {base}", hint="--base names another one")
         end_marked(read_mark(self.lock_fd))  # of a run before, which was killed together with its supervisor
         self.mark = new_mark()
@@ -58,9 +68,17 @@ class BaseDirectory:
         lock.replace(base / LOCK_NAME)
         if not self.is_private:
             clean(base, is_private=False)
+        for directory in self.layout.written_directories():
+            if directory.is_symlink():
+                raise ConfigError(
+                    f"the base directory has a link, {directory}, and a run writes below its base directory only",
+                    hint="--base names a directory on another disk; or mount the link's target there (mount --bind)",
+                )
+            directory.mkdir(exist_ok=True)
         for directory in self.layout.directories():
-            directory.mkdir(parents=True, exist_ok=True)
-        self.layout.failure.unlink(missing_ok=True)
+            directory.mkdir(exist_ok=True)
+        if not self.layout.failure.is_dir():
+            self.layout.failure.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +104,22 @@ class BaseDirectory:
         clean(self.layout.base, is_private=self.is_private)
         os.close(self.lock_fd)  # the file of an explicit directory stays, since another run may wait for its lock
         self.lock_fd = -1
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock of a run, which nothing but a file of one name may be, as the mark is written to it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(fd)
+        raise PermissionError(errno.EPERM, "it is not a file of one name", os.fspath(path))
+    return fd
+
+
+def _refusal(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the base directory {error.filename or path}: {error.strerror}", hint="--base names another one"
+    )
 
 
 def clean_abandoned() -> None:

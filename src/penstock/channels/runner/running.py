@@ -14,6 +14,7 @@ from penstock.channels.environment.configuration import input_data_config, resou
 from penstock.channels.environment.hosts import find_hosts
 from penstock.channels.environment.variables import Environment, variables
 from penstock.channels.inputs import InputChannel, parse_channel
+from penstock.channels.inside import read_file, write_file
 from penstock.channels.pipe.channel import pipe_orders
 from penstock.channels.runner.base import BaseDirectory, clean_abandoned
 from penstock.channels.runner.beginning import begin_channels
@@ -22,6 +23,7 @@ from penstock.channels.runner.job import Job
 from penstock.channels.runner.stopping import STOP_S, Stopping
 from penstock.channels.runner.stores import RunStores
 from penstock.channels.runner.supervised import SupervisedProgram
+from penstock.channels.runner.supervisor import files_in
 from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
 from penstock.config import cores_count
 from penstock.errors import PenstockError
@@ -256,8 +258,8 @@ def _wait(
                 failure = error
                 stopping.stop()
     if failure is not None:
-        if not layout.failure.exists():
-            layout.failure.write_text(str(failure)[:FAILURE_CHARACTERS_MAX])
+        if not os.path.lexists(layout.failure):
+            write_file(layout.failure, str(failure)[:FAILURE_CHARACTERS_MAX].encode())
         raise failure
     return code
 
@@ -280,7 +282,7 @@ def _write_configuration(job: Job, layout: ContainerLayout) -> None:
         ("hyperparameters", job.hyperparameter_texts),
         ("penstock", {"pipe_seeds": seeds}),
     ):
-        (layout.config / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
+        write_file(layout.config / f"{name}.json", json.dumps(value, indent=2).encode() + b"\n")
 
 
 def _variables(job: Job, layout: ContainerLayout) -> dict[str, str]:
@@ -299,11 +301,8 @@ def _variables(job: Job, layout: ContainerLayout) -> dict[str, str]:
 
 
 def _failure(layout: ContainerLayout) -> str:
-    try:
-        with layout.failure.open(errors="replace") as file:
-            return file.read(FAILURE_CHARACTERS_MAX)
-    except OSError:
-        return ""
+    head = read_file(layout.failure, bytes_max=FAILURE_CHARACTERS_MAX * 4) or b""  # UTF-8 has at most four for each
+    return head.decode(errors="replace")[:FAILURE_CHARACTERS_MAX]
 
 
 def _store_results(job: Job, base: BaseDirectory, stores: RunStores) -> bool:
@@ -314,7 +313,7 @@ def _store_results(job: Job, base: BaseDirectory, stores: RunStores) -> bool:
         if url is not None:
             upload_folder(folder, url, stores.open)
         else:
-            all_stored = all_stored and not any(path.is_file() for path in folder.rglob("*"))
+            all_stored = all_stored and not any(files_in(folder))
     if job.checkpoint_url is None:
-        all_stored = all_stored and not any(path.is_file() for path in layout.checkpoints.rglob("*"))
+        all_stored = all_stored and not any(files_in(layout.checkpoints))
     return all_stored

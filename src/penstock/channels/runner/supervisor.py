@@ -17,11 +17,15 @@ import re
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MNT_DETACH = 2
@@ -176,9 +180,10 @@ def clean(base: Path, *, is_private: bool) -> None:
     unmount_below(base)
     if not is_private:
         data = base / "input" / "data"
-        for path in data.iterdir() if data.is_dir() else ():
-            if path.is_fifo():
-                path.unlink()
+        if os.path.realpath(data) == os.path.join(os.path.realpath(base), "input", "data") and data.is_dir():  # noqa: PTH118
+            for path in data.iterdir():
+                if stat.S_ISFIFO(path.lstat().st_mode):
+                    path.unlink()
         return
     if has_results(base):
         shutil.rmtree(base / "input", ignore_errors=True)
@@ -190,8 +195,18 @@ def clean(base: Path, *, is_private: bool) -> None:
 def has_results(base: Path) -> bool:
     """Whether a program has left files that are nowhere else."""
     folders = (base / "model", base / "output", base / "checkpoints")
-    found = (Path(path, name) for folder in folders for path, _, names in os.walk(folder) for name in names)
-    return any(path != base / "output" / "failure" for path in found)  # the failure is reported
+    failure = base / "output" / "failure"  # it is reported
+    return any(path != failure for folder in folders for path in files_in(folder))
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Iterate over the files in a directory; over itself alone, if the program has put something else in its place."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        yield folder
+        return
+    for path, _, names in os.walk(folder):
+        for name in names:
+            yield Path(path, name)
 
 
 def mounts_below(base: Path, *, kind: bytes = b"") -> list[str]:

@@ -7,12 +7,13 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import compose
+from penstock.channels.inside import check_folders, files_below, outward_links_error
 from penstock.errors import BucketMissingError, PenstockError, StoreError
 from penstock.store.local import LocalStore
 from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.store import Store
@@ -53,13 +54,17 @@ def upload_folder(folder: Path, url: str, connect: Callable[[str], Store]) -> in
         The number of files.
 
     Raises:
-        StoreError: A file could not be stored. An object appears completely or not at all.
+        StoreError: A file could not be stored, a link leads out of the directory, or something else is in its place. All
+            other files are stored. An object appears completely or not at all.
     """
+    infos, outward = files_below(folder)
     if url.endswith(ARCHIVE_SUFFIX):
-        return _upload_archive(folder, url, connect)
-    with LocalStore(folder) as source:
-        infos = list(_files(source))
-        upload_files(source, infos, url, connect)
+        _upload_archive(folder, url, connect, left_out=outward)
+    else:
+        with LocalStore(folder) as source:
+            upload_files(source, infos, url, connect)
+    if outward:
+        raise outward_links_error(folder, outward)
     return len(infos)
 
 
@@ -76,22 +81,19 @@ def upload_files(source: Store, infos: list[ObjectInfo], url: str, connect: Call
     failures.raise_first()
 
 
-def _files(source: Store) -> Iterator[ObjectInfo]:
-    try:
-        yield from source.list()
-    except BucketMissingError:  # the program has removed the directory
-        return
-
-
-def _upload_archive(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
+def _upload_archive(folder: Path, url: str, connect: Callable[[str], Store], *, left_out: list[str]) -> None:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
-        return 0
+        return
+
+    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        is_known = info.isfile() or info.isdir() or info.issym() or info.islnk()
+        return info if is_known and info.name not in left_out else None
+
     root, key = compose.split(url)
     with connect(root).writer(key) as writer, tarfile.open(fileobj=writer, mode="w:gz") as archive:
         for name in names:
-            archive.add(folder / name, arcname=name)
-    return len(names)
+            archive.add(folder / name, arcname=name, filter=kept)
 
 
 class _Version(NamedTuple):
@@ -123,6 +125,7 @@ class CheckpointUploader:
         self._source = LocalStore(folder)
         self._seen: dict[str, _Version] = {}
         self._uploaded: dict[str, _Version] = {}
+        self._outward: list[str] = []
         self.failure: PenstockError | None = None
         """Why the last upload failed; it is tried again at every look, and None after one that succeeded."""
         self._bring_back()
@@ -134,12 +137,14 @@ class CheckpointUploader:
         """Upload what has changed since, and end.
 
         Raises:
-            StoreError: A file could not be stored.
+            StoreError: A file could not be stored, a link leads out of the directory, or something else is in its place.
         """
         self._ended.set()
         self._thread.join()
         try:
             self._upload(self._changed(settled=False))
+            if self._outward:
+                raise outward_links_error(self._folder, self._outward)
         finally:
             self._source.close()
 
@@ -160,12 +165,13 @@ class CheckpointUploader:
             for info in infos
             if not info.key.endswith("/")
         ]
+        check_folders(self._folder, (item.key for item in items))
         missing = [item for item in items if item.path is not None and not is_downloaded(item.path, item.info)]
         stream(store, iter(missing), FileReceiver(failures), failures)
         failures.raise_first()
         there = {item.key for item in items}
         self._uploaded = {
-            info.key: _Version(info.size_bytes, info.etag) for info in _files(self._source) if info.key in there
+            info.key: _Version(info.size_bytes, info.etag) for info in files_below(self._folder)[0] if info.key in there
         }
 
     def _run(self) -> None:
@@ -180,7 +186,7 @@ class CheckpointUploader:
 
     def _changed(self, *, settled: bool) -> list[ObjectInfo]:
         """Return the files that differ from what was uploaded; with `settled`, only those that do not change now."""
-        infos = list(_files(self._source))
+        infos, self._outward = files_below(self._folder)
         now = {info.key: _Version(info.size_bytes, info.etag) for info in infos}
         before, self._seen = self._seen, now
         return [
