@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import AccessDeniedError, BucketMissingError, ObjectMissingError, ShortReadError
+from penstock.errors import AccessDeniedError, BucketMissingError, ChecksumError, ObjectMissingError, ShortReadError
 from penstock.fetch import process_budget
 from servers.faulty import FaultyServer
 from servers.gateway import wait_until
@@ -187,6 +187,23 @@ def held_bytes() -> int:
 
 
 UNSIGNED = s3torchconnector.S3ClientConfig(unsigned=True, max_attempts=2)
+
+
+@pytest.mark.parametrize("constructor", ["sequential", "range_based"])
+def test_a_damaged_checkpoint_is_an_error(weather: FaultyServer, constructor: str) -> None:
+    """``torch.load`` of a reader reads a checkpoint in pieces, and still raises if one of them is damaged."""
+    checkpoint = s3torchconnector.S3Checkpoint(
+        "us-east-1",
+        s3client_config=UNSIGNED,
+        reader_constructor=getattr(s3torchconnector.S3ReaderConstructor, constructor)(),
+    )
+    with checkpoint.writer("s3://bucket/model.pt") as writer:
+        torch.save({str(number): torch.arange(100_000) for number in range(5)}, writer)
+    with checkpoint.reader("s3://bucket/model.pt") as reader:
+        assert len(torch.load(reader)) == 5
+    weather.fail("corrupt", match=lambda request: bool(request.span) and request.span[1] - request.span[0] > 100_000)
+    with checkpoint.reader("s3://bucket/model.pt") as reader, pytest.raises(ChecksumError):
+        torch.load(reader)
 
 
 def test_a_short_body_is_an_error(weather: FaultyServer) -> None:

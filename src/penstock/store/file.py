@@ -12,22 +12,36 @@ what to fetch. There are two ways:
 
 Opening a file sends one GET, which pins the version and brings the first 64 KiB. A missing object is therefore an error at
 ``open``, and no read ever mixes versions. If the store sends no ranges of the object, opening it reads it whole, and holds it.
+
+An answer to a range has no checksum. A file whose bytes arrive in order from the first to the last, by whatever reads, is
+compared with the checksum of the object (``_WholeCheck``). The first 64 KiB are kept and padding of up to 64 KiB is read, so
+that ``torch.load``, which goes to the end first and passes over padding, is such a reader.
 """
 
 from __future__ import annotations
 
 import io
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
 from penstock.config import KIB, MIB, FetchConfig
-from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ProtocolError, ShortReadError, SpanError
+from penstock.errors import (
+    ChecksumError,
+    ClosedError,
+    ConfigError,
+    ObjectChangedError,
+    ProtocolError,
+    ShortReadError,
+    SpanError,
+)
 from penstock.fetch import PlanItem
 from penstock.raw_file import RawFile
+from penstock.store import checksums
 from penstock.store.reading import read, read_parts
 from penstock.store.waiting import WaitingSink, stat
 from penstock.tracebacks import boundary
-from penstock.types import ByteRange, Get, Landing, ObjectInfo, same_version
+from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo, same_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +49,9 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from penstock.fetch import Chunk
+    from penstock.store.checksums import Hasher
     from penstock.store.reading import Readable
-    from penstock.types import Key
+    from penstock.types import Buffer, Key, Transfer
 
 BUFFER_BYTES = 64 * KIB
 """Bytes that a jump fetches at least: at 90 MB/s they take 0.7 ms, far less than the round trip before them."""
@@ -95,9 +110,12 @@ class ObjectReader(io.BufferedReader):
     Raises:
         ObjectMissingError: The object does not exist.
         ObjectChangedError: `etag` is not the current version, or, while reading, the object was replaced since.
+        ChecksumError: While reading: all bytes have arrived in order, and are not those that the store keeps a checksum of.
+            What was read before may be damaged, and so may all that is read later, which raises this error again.
 
-    Cost: One GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB. If the
-    store sends no ranges of the object, it costs a second GET and holds the object, which must fit into half of the budget.
+    Cost: One GET to open. Sequential reading holds read-ahead within the process's budget, and costs a HEAD for the checksum;
+    jumps hold at most 320 KiB. If the store sends no ranges of the object, it costs a second GET and holds the object, which
+    must fit into half of the budget.
     """
 
     def __init__(self, store: Readable, key: Key, *, etag: str | None = None) -> None:
@@ -176,6 +194,8 @@ class _RawObject(RawFile):
         self._stream_end = 0  # the stream continues from the end of _held to here
         self.info = ObjectInfo(key, 0, etag)
         self.info = self._open(etag)
+        self._first = self._held[:BUFFER_BYTES]
+        self._check = _WholeCheck(store, self.info, self._first)
 
     def _open(self, etag: str | None) -> ObjectInfo:
         try:
@@ -209,6 +229,8 @@ class _RawObject(RawFile):
         taken = self._take(target)
         while not taken and target:
             taken = self._fetch(target) or self._take(target)
+        if self._check.error is not None:
+            raise copy(self._check.error)  # in a frame that holds none of the bytes
         self._position += taken
         return taken  # no further request for the rest: ``BufferedReader`` often needs less than it asks for
 
@@ -217,20 +239,23 @@ class _RawObject(RawFile):
         length = max(0, self.info.size_bytes - self._position)
         if not length:
             return b""
-        if self._position == 0 and length >= STREAM_BYTES_MIN and len(self._held) < length:
-            self._start_whole()
         whole = io.BytesIO()
         whole.seek(length - 1)
         whole.write(b"\0")
         with whole.getbuffer() as view:
             done = 0
+            if self._position == 0 and len(self._first) < length < STREAM_BYTES_MIN:
+                # Only an answer without a range has a checksum, which is worth 64 KiB that are fetched twice.
+                done = self._position = len(self._get(None, self.info.etag, Landing(view, 0, length))[1])
             while done < length:
                 done += self.readinto(view[done:])
         return whole.getvalue()
 
     def close(self) -> None:
         self._drop_stream()
-        self._held = memoryview(b"")
+        if self._made_in == forks.generation():
+            self._check.close()
+        self._held = self._first = memoryview(b"")
         super().close()
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,41 +266,50 @@ class _RawObject(RawFile):
 
     def _take(self, target: memoryview) -> int:
         """Copy what is held to `target`, and return the number of bytes; 0 if nothing fits."""
-        at = self._position - self._held_start
-        if not 0 <= at < len(self._held):
-            return 0
-        length = min(len(target), len(self._held) - at)
-        target[:length] = self._held[at : at + length]
-        return length
+        for start, data in ((self._held_start, self._held), (0, self._first)):
+            at = self._position - start
+            if 0 <= at < len(data):
+                length = min(len(target), len(data) - at)
+                target[:length] = data[at : at + length]
+                return length
+        return 0
 
     def _fetch(self, target: memoryview) -> int:
         """Fetch from the position on: into what is held (returns 0), or directly into `target` (returns its length)."""
-        gap = self._position - self._held_end
-        if gap != 0 and not (self._stream is not None and 0 < gap <= self._gap_bytes_max):
+        start, gap = self._position, self._position - self._held_end
+        gap_bytes_max = BUFFER_BYTES if self._held_end == self._check.end else 0
+        if self._stream is not None:
+            gap_bytes_max = self._gap_bytes_max
+        if gap != 0 and not 0 < gap <= gap_bytes_max:
             self._drop_stream()
             self._run_fetches = 0
         if self._stream is not None and self._position < self._stream_end:
             self._advance(self._stream)
             return 0
         self._drop_stream()
-        rest = self.info.size_bytes - self._position
-        wanted = min(rest, max(len(target), self.wanted_end - self._position))
+        if 0 < start - self._check.end <= BUFFER_BYTES:
+            start = self._check.end  # padding
+        rest = self.info.size_bytes - start
+        wanted = min(rest, max(len(target), self.wanted_end - self._position) + self._position - start)
         if self._run_fetches >= 2:
-            self._start_stream(rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
+            self._start_stream(start, rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
             return 0
         if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch what was requested and no more
-            self._start_stream(wanted, first_bytes=wanted)
+            self._start_stream(start, wanted, first_bytes=wanted)
             return 0
         length = min(rest, max(wanted, SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
-        span = ByteRange(self._position, self._position + length)
+        span = ByteRange(start, start + length)
         self._run_fetches += 1
-        if length == len(target):
+        if start == self._position and length == len(target):
             self._hold(span.end, memoryview(b""))
-            return len(self._get(span, self.info.etag, Landing(target, 0, length))[1])
-        self._hold(span.start, self._get(span, self.info.etag, None)[1])
+            self._check.add(start, self._get(span, self.info.etag, Landing(target, 0, length))[1])
+            return length
+        data = self._get(span, self.info.etag, None)[1]
+        self._check.add(start, data)
+        self._hold(start, data)
         return 0
 
-    def _get(self, span: ByteRange, etag: str | None, landing: Landing | None) -> tuple[ObjectInfo, memoryview]:
+    def _get(self, span: ByteRange | None, etag: str | None, landing: Landing | None) -> tuple[ObjectInfo, memoryview]:
         sink = WaitingSink(landing)
         completion = sink.wait(self.store.submit(Get(self.key, span, etag), sink))
         if completion.error is not None:
@@ -284,31 +318,25 @@ class _RawObject(RawFile):
         assert info is not None  # the contract of Get, held by the contract suite
         if self.info.size_bytes and not same_version(info, self.info):
             raise self._changed(info)
-        if len(body) != min(span.end, info.size_bytes) - span.start:
-            raise ShortReadError(f"{len(body)} of {span.length_bytes} bytes arrived", operation="GET", url=self.name)
+        wanted = ByteRange(0, info.size_bytes) if span is None else span
+        if len(body) != min(wanted.end, info.size_bytes) - wanted.start:
+            raise ShortReadError(f"{len(body)} of {wanted.length_bytes} bytes arrived", operation="GET", url=self.name)
         return info, body
 
-    def _start_stream(self, length: int, *, first_bytes: int) -> None:
+    def _start_stream(self, start: int, length: int, *, first_bytes: int) -> None:
         self._run_fetches += 1
-        self._stream_end = self._position + length
-        self._hold(self._position, memoryview(b""))
-        spans = _spans(self._position, self._stream_end, first_bytes)
-        self._stream = read_parts(self.store, [self._pinned(span) for span in spans])
-
-    def _start_whole(self) -> None:
-        """Stream the whole object, which is then checked against the checksum that the store keeps of it.
-
-        The 64 KiB that opening brought are fetched a second time.
-        """
-        self._drop_stream()
-        self._run_fetches, self._stream_end = 3, self.info.size_bytes
-        self._hold(0, memoryview(b""))
-        self._stream = read_parts(self.store, [self._pinned(None)])
-
-    def _pinned(self, span: ByteRange | None) -> PlanItem:
-        """Return a request for `span`, or for the whole object, in the version that was opened."""
+        self._stream_end = start + length
+        self._hold(start, memoryview(b""))
+        if start == self._check.end:
+            self._check.request()
         info = self.info
-        return PlanItem(self.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+        self._stream = read_parts(
+            self.store,
+            [
+                PlanItem(self.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+                for span in _spans(start, self._stream_end, first_bytes)
+            ],
+        )
 
     def _advance(self, stream: Iterator[Chunk]) -> None:
         self._hold(self._held_end, memoryview(b""))  # so that its memory may be used again for the next chunk
@@ -317,6 +345,7 @@ class _RawObject(RawFile):
             raise ShortReadError(f"the stream ended at {self._held_end} of {self._stream_end} bytes", url=self.name)
         if chunk.etag != self.info.etag:
             raise self._changed(self.info._replace(etag=chunk.etag))
+        self._check.add(chunk.offset_bytes, chunk.data)
         self._hold(chunk.offset_bytes, chunk.data)
 
     def _hold(self, start: int, data: memoryview) -> None:
@@ -334,6 +363,80 @@ class _RawObject(RawFile):
             operation="GET",
             url=self.name,
         )
+
+
+class _WholeCheck:
+    """Compares an object with the checksum that the store keeps of it, if its bytes arrive in order, from first to last.
+
+    Bytes that do not continue those before, as after a jump, are passed over, and so are those that arrive again.
+
+    Args:
+        store: The store.
+        info: The version of the object.
+        first: Its first bytes.
+
+    Attributes:
+        end: The bytes before this one have arrived in order.
+        error: The mismatch, if there was one.
+    """
+
+    def __init__(self, store: Readable, info: ObjectInfo, first: memoryview) -> None:
+        self._store = store
+        self._info = info
+        self._unhashed: list[Buffer] = [first]  # until the checksum is known
+        self._requested: tuple[WaitingSink, Transfer] | None = None
+        self._chosen: tuple[str, Hasher] | None = None
+        self._expected = ""
+        self.end = len(first)
+        self.error: ChecksumError | None = None
+
+    def request(self) -> None:
+        """Request the checksum, without waiting for it."""
+        if self._unhashed and self._requested is None:
+            sink = WaitingSink()
+            self._requested = sink, self._store.submit(Head(self._info.key), sink)
+
+    def add(self, start: int, data: memoryview) -> None:
+        """Take the bytes from `start` on."""
+        if not start <= self.end < start + len(data):
+            return
+        data = data[self.end - start :]
+        self.end += len(data)
+        if self._requested is not None:
+            self._choose(*self._requested)
+        if self._chosen is not None:
+            self._chosen[1].update(data)
+        elif self._unhashed:
+            self._unhashed.append(bytes(data))  # the caller's memory will hold something else
+            if self.end > STREAM_BYTES_MIN:
+                self.request()
+                if self.end == self._info.size_bytes and self._requested is not None:
+                    self._choose(*self._requested)
+        if self._chosen is not None and self.end == self._info.size_bytes:
+            try:
+                checksums.check(*self._chosen, self._expected)
+            except ChecksumError as error:
+                error.operation, error.url = "GET", self._store.describe(self._info.key)
+                self.error = error.with_traceback(None)  # its frames hold the bytes
+
+    def _choose(self, sink: WaitingSink, transfer: Transfer) -> None:
+        """Wait for the answer to the HEAD, which was sent before the data was requested, and hash what has arrived."""
+        info, self._requested = sink.wait(transfer).info, None
+        if info is not None and same_version(info, self._info):
+            self._chosen = checksums.choose(info.checksums)
+        if info is not None and self._chosen is not None:
+            name, hasher = self._chosen
+            self._expected = info.checksums[name]
+            for piece in self._unhashed:
+                hasher.update(piece)
+        self._unhashed.clear()
+
+    def close(self) -> None:
+        """Cancel the request, and drop what is held; nothing is compared any more. Idempotent."""
+        if self._requested is not None:
+            self._requested[1].cancel()
+        self._unhashed.clear()
+        self._chosen = None
 
 
 def _spans(start: int, end: int, first: int) -> Iterator[ByteRange]:

@@ -16,12 +16,20 @@ from itertools import pairwise
 import pytest
 
 import penstock as ps
-from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectExistsError, ObjectMissingError
+from penstock.errors import (
+    ChecksumError,
+    ClosedError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+)
 from penstock.store.base import Store, Wrapper
 from penstock.store.file import ObjectReader, _spans
 from penstock.store.memory import MemoryStore
 from penstock.types import Get, Operation, Sink, Transfer
 from servers.faulty import FaultyServer
+from servers.records import Request
 
 KIB, MIB = 1024, 1024 * 1024
 LARGE = random.Random(0).randbytes(24 * MIB + 123)
@@ -406,6 +414,70 @@ def test_over_http_every_byte_of_one_version(faulty: FaultyServer, connect_fault
         etag = file.etag
     assert any(request.fault for request in faulty.requests)
     assert {request.headers.get("if-match") for request in faulty.requests[-1:]} == {etag}
+
+
+READERS: dict[str, Callable[[io.BufferedIOBase], object]] = {
+    "at once": lambda file: file.read(),
+    "in pieces": lambda file: [*iter(lambda: file.read(100_000), b"")],
+    "line by line": list,
+    "in pieces of 1 MiB": lambda file: [*iter(lambda: file.read(MIB), b"")],
+    "in pieces of 3 MiB": lambda file: [*iter(lambda: file.read(3 * MIB), b"")],
+    "growing": lambda file: [file.read(1 << bits) for bits in range(10, 26)],
+    "into a buffer": lambda file: file.readinto(bytearray(len(LARGE))),
+    "the end first": lambda file: [file.seek(-1000, io.SEEK_END), file.read(), file.seek(0), file.read()],
+    "in pieces with gaps": lambda file: [(file.read(2 * MIB), file.seek(100, io.SEEK_CUR)) for _ in range(12)],
+}
+"""Ways to read a file whose bytes arrive in order, from the first to the last."""
+
+
+def is_of_a_run(request: Request) -> bool:
+    """Whether a range belongs to reading in sequence: the first 64 KiB, and jumps, are shorter."""
+    return request.span is not None and request.span[1] - request.span[0] > 64 * KIB
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+def test_damaged_bytes_are_noticed_by_the_checksum_of_the_object(
+    faulty: FaultyServer, connect_faulty: Callable[..., Store], reader: Callable[[io.BufferedIOBase], object]
+) -> None:
+    """A file that is read to its end is compared with the object's checksum; once it differs, every further read raises."""
+    faulty.objects["key"] = LARGE
+    with connect_faulty().open("key") as file:
+        reader(file)
+    faulty.fail("corrupt", times=1, match=is_of_a_run)
+    with connect_faulty().open("key") as file:
+        for call in (lambda: reader(file), lambda: (file.seek(9 * MIB), file.read(10))):
+            with pytest.raises(ChecksumError, match=r"bucket/key: crc32c of"):
+                call()
+
+
+@pytest.mark.server
+def test_a_file_of_up_to_1_mib_is_compared_with_its_checksum(
+    faulty: FaultyServer, connect_faulty: Callable[..., Store]
+) -> None:
+    """If ``read()`` reads all of it, damaged bytes are fetched again."""
+    for size_bytes in (1, 64 * KIB, 64 * KIB + 1, MIB - 1):
+        faulty.objects["key"] = LARGE[:size_bytes]
+        faulty.fail("corrupt")
+        with connect_faulty().open("key") as file:
+            assert file.read() == LARGE[:size_bytes]
+
+
+@pytest.mark.server
+@pytest.mark.torch
+def test_torch_load_of_a_damaged_checkpoint_is_an_error(
+    faulty: FaultyServer, connect_faulty: Callable[..., Store]
+) -> None:
+    """``torch.load`` reads the end first and passes over padding, and still learns that a tensor is damaged."""
+    torch = pytest.importorskip("torch")
+    body = io.BytesIO()
+    torch.save({str(number): torch.arange(number * 99_999) for number in range(9)}, body)
+    faulty.objects["model.pt"] = body.getvalue()
+    with connect_faulty().open("model.pt") as file:
+        assert len(torch.load(file)) == 9
+    faulty.fail("corrupt", match=is_of_a_run)
+    with connect_faulty().open("model.pt") as file, pytest.raises(ChecksumError):
+        torch.load(file)
 
 
 @pytest.mark.server
