@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -95,8 +95,17 @@ def _tried(call: Callable[[], Any]) -> tuple[Any, type[PenstockError] | None]:
         return error, type(error)
 
 
+TWO_SAMPLES: dict[str, Any] = {
+    "sources": [("tar", [1], 100), ("tar", [1], 100)], "stop": "all", "window": None, "batch": {"n": 1}, "drop_last": False,
+    "take": 1, "refill": False, "lanes": None, "rank": 1, "world_size": 2, "index": "require", "has_index": True,
+    "agrees": True, "budget": 64 * MIB, "part": 8 * MIB, "gap": 0,
+}  # fmt: skip
+"""A job whose second rank has no sample, and pads its only batch with that of the first one."""
+
+
 @settings(NO_DEADLINE, max_examples=30)
 @given(job=jobs())
+@example(job=TWO_SAMPLES)
 def test_the_plan_is_what_the_loader_does(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Refusals are the same; lanes are the order's; GETs and bytes lie in the range, which is tight."""
     ps.set_process_budget(job["budget"])

@@ -135,12 +135,12 @@ class IndexedReadPlan:
         """Add what the lanes request, as ``_feed`` has them read."""
         indexes = ShardIndexes(self.sources)
         prefetch = self._prefetch(indexes)
-        owned = [number for number in order.lanes_owned if order.lane_length(number)]
-        parts = [(number, part) for number in owned for part in parts_of(order, number, 0)]
-        chosen = prefetch.choose(order, dict.fromkeys(owned, 0), parts)
+        first_rounds = _first_rounds(order, 0, stop)
+        parts = [(number, part) for number in first_rounds for part in parts_of(order, number, 0)]
+        chosen = prefetch.choose(order, first_rounds, parts)
         estimator.add_spans(samples.span for samples in prefetch.ranges(chosen))
         opened: list[tuple[LanePart, int]] = []  # and the number of samples that are taken of it
-        for number in owned:
+        for number in first_rounds:
             for index, needed in enumerate(order.taken(number, round_of(number, stop, order))):
                 chosen_count = len(chosen.get((number, index), ()))
                 opened += passes_of(order, number, index, 0 if needed <= chosen_count else needed)
@@ -166,27 +166,24 @@ class IndexedReadPlan:
         indexes = ShardIndexes(self.sources)
         prefetch = self._prefetch(indexes)
         rounds, first_lane = divmod(position, order.lanes_count)
-        owned = [
-            number for number in order.lanes_owned if order.lane_length(number) > round_of(number, position, order)
-        ]
-        first_rounds = {number: round_of(number, position, order) for number in owned}
-        parts = [(number, part) for number in owned for part in parts_of(order, number, first_rounds[number])]
+        first_rounds = _first_rounds(order, position, stop)
+        parts = [(number, part) for number, first in first_rounds.items() for part in parts_of(order, number, first)]
         prefetched = prefetch.read(prefetch.choose(order, first_rounds, parts))
         opener = _LaneOpener(self, indexes, prefetched)
         opener.later = [part for number, part in parts if (number, part.source) in prefetched]
         indexes.load_for(
             (part for number, part in parts if (number, part.source) not in prefetched), self.reading.fields
         )
-        prefetched_count = len(owned) * prefetch.rounds_count(order) if prefetched else 0
+        prefetched_count = len(first_rounds) * prefetch.rounds_count(order) if prefetched else 0
         lanes: list[SampleLane] = []
         try:
-            lanes.extend(opener.open(order, number, first_rounds[number]) for number in owned)
+            lanes.extend(opener.open(order, number, first) for number, first in first_rounds.items())
         except BaseException:
             for lane in lanes:
                 lane.close()
             raise
-        turn = sum(number < first_lane for number in owned)
-        if turn == len(owned):  # all lanes of the rank have had their turn in this round
+        turn = sum(number < first_lane for number in first_rounds)
+        if turn == len(first_rounds):  # all lanes of the rank have had their turn in this round
             rounds, turn = rounds + 1, 0
         return LanesFeed(
             lanes,
@@ -212,6 +209,12 @@ class IndexedReadPlan:
                 share = len(order.lanes_owned) / order.lanes_count
                 window_bytes += share * min(part.window, source.samples_count) * source.sample_bytes
         return round(window_bytes)
+
+
+def _first_rounds(order: IndexedOrder | MixOrder, position: int, stop: int) -> dict[int, int]:
+    """The rank's lanes that have a sample with a position in [position, stop), and the round of the first of them in each."""
+    rounds = ((number, round_of(number, position, order)) for number in order.lanes_owned)
+    return {number: first for number, first in rounds if first < round_of(number, stop, order)}
 
 
 class _LaneOpener:
