@@ -50,8 +50,9 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 -m 'server and not heavy'
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 -m 'not server'
 
-fuzz: $(VENV)/.ready  ## Random jobs of the loader against a naive model: SECONDS=600 SEED=0, or one job again: CASE="Case(...)"
+fuzz: $(VENV)/.ready  ## Random jobs of the loader and new examples of the property tests: SECONDS=600 SEED=0; or one job again: CASE="Case(...)"
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"
+	$(if $(CASE),,$(BIN)/python -m pytest tests/property tests/unit -q -m 'hypothesis and not server' --hypothesis-profile=search --hypothesis-seed=$(or $(SEED),0))
 
 mutations: $(VENV)/.ready  ## Break the most important contracts one by one: do tests notice? (5 minutes)
 	$(BIN)/python tests/mutations.py

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 # A deadline for each example measures how busy the machine is, not the code under test; `timeout` in pyproject.toml still
-# bounds every test.
+# bounds every test. `make test` tries the same examples every time; `make fuzz` searches for others, by a seed.
 with contextlib.suppress(ImportError):  # the environments of tests/doors do without hypothesis
     import hypothesis
 
-    hypothesis.settings.register_profile("penstock", deadline=None)
+    hypothesis.settings.register_profile("penstock", deadline=None, derandomize=True)
+    hypothesis.settings.register_profile("search", deadline=None, derandomize=False, database=None)
     hypothesis.settings.load_profile("penstock")
 
 S3_SERVERS = ("ministack", "ceph", "moto", "rclone")

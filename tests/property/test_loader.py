@@ -20,6 +20,11 @@ FOUND = (
     # a rank that has run dry, and is resumed there, pads with a sample of its own until the others are through
     Case(sources=(("tar", (2, 30), 1),), is_indexed=False, lanes=2, worlds=(2, 2), agrees=True, stopped=5),
     Case(sources=(("tar", (2, 30), 1),), is_indexed=False, window=30, lanes=2, worlds=(2, 2), agrees=True, stopped=5),
+    # a rank looks for a sample to pad with while the run of its batches waits for the same table of contents
+    Case(
+        sources=(("parquet", (1,), 2), ("tar", (3,), 1)), stop="repeat", stages=(("fail", "none"),), batch=("global", 6),
+        lanes=6, worlds=(2, 1), stopped=7, paused=4,
+    ),
 )  # fmt: skip
 """Jobs that once gave something else, or are easily got wrong."""
 
