@@ -31,6 +31,9 @@ UNKNOWN_BYTES = 1 << 62
 successful operation never contains it.
 """
 
+SIZE_DIGITS_MAX = 18
+"""Digits of the longest size that is believed. It is less than ``UNKNOWN_BYTES``; S3's longest objects have 14 digits."""
+
 
 class ByteRange(NamedTuple):
     """A half-open range of bytes ``[start, end)`` with ``0 <= start < end``, which ``checked()`` verifies."""
@@ -93,6 +96,11 @@ def strong_etag(text: str | None) -> str | None:
     if not bare or text.lstrip()[:2] in ("W/", "w/") or not (bare.isascii() and bare.isprintable()):
         return None
     return f'"{bare}"'
+
+
+def parse_size(text: str | bytes) -> int | None:
+    """Return the size in bytes that an answer states, or None if the text is anything but 1 to ``SIZE_DIGITS_MAX`` digits."""
+    return int(text) if len(text) <= SIZE_DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
 class ObjectInfo(NamedTuple):

@@ -17,7 +17,7 @@ from penstock.compose import check_reach, folder_of, reach_of
 from penstock.errors import ConfigError, DataError
 from penstock.json_text import parse_json
 from penstock.redaction import public_url
-from penstock.types import strong_etag
+from penstock.types import SIZE_DIGITS_MAX, strong_etag
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _ETAG_NAMES = ("etag", "ETag", "e_tag")
 _REF = "-ref"
 _HEAD_BYTES = 4096  # of which spaces may be the first
 
+_SIZE_END = 10**SIZE_DIGITS_MAX
 _OWN_FIELDS = ("key", "size_bytes", "etag")  # of the lines that ManifestWriter writes
 _decoded = json.JSONDecoder().decode
 
@@ -232,7 +233,7 @@ def _read_lines(raw: bytes, base: str, name: str, refs: tuple[str, ...] | None) 
             continue
         if tuple(row) == _OWN_FIELDS and refs is None:
             key, size, etag = row.values()
-            if type(key) is str and key and type(size) is int and size >= 0 and type(etag) is str:
+            if type(key) is str and key and type(size) is int and 0 <= size < _SIZE_END and type(etag) is str:
                 yield ManifestEntry(_joined(base, key), size, strong_etag(etag))
                 continue
         yield from _of_row(row, base, f"line {number} of the manifest", name, refs)
@@ -253,8 +254,8 @@ def _of_row(
     url = _first(row, _URL_NAMES)
     if refs is None and isinstance(url, str) and url:
         size, etag = _first(row, _SIZE_NAMES), _first(row, _ETAG_NAMES)
-        if size is not None and (not isinstance(size, int) or size < 0):
-            raise DataError(f"{where} has the size {size!r}", shard=name)
+        if size is not None and (not isinstance(size, int) or not 0 <= size < _SIZE_END):
+            raise DataError(f"{where} has the size {size!r:.40}", shard=name)
         if etag is not None and not isinstance(etag, str):
             raise DataError(f"{where} has the ETag {etag!r}, which is not text", shard=name)
         yield ManifestEntry(_joined(base, url), size, strong_etag(etag))

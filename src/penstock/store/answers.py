@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -40,7 +41,7 @@ from penstock.transport import (
     OVERLONG,
     HttpAnswer,
 )
-from penstock.types import UNKNOWN_BYTES, Attempt, ByteRange, Key, ObjectInfo, strong_etag
+from penstock.types import UNKNOWN_BYTES, Attempt, ByteRange, Key, ObjectInfo, parse_size, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +63,9 @@ _HINTS = {
     pycurl.E_COULDNT_RESOLVE_PROXY: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
     pycurl.E_COULDNT_CONNECT: "is the endpoint's address and port right, and is the server up?",
 }
+
+
+_CONTENT_RANGE = re.compile(rb"bytes +([0-9]+)-([0-9]+)/([0-9]+)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -118,15 +122,15 @@ def served_span(status: int, headers: Mapping[bytes, bytes], requested: ByteRang
         ):
             shown = headers.get(b"content-range", b"").decode("latin-1")
             raise ProtocolError(f"requested {requested}, got Content-Range {shown!r}")
-        if coding is None and length and (not length.isdigit() or int(length) != span.length_bytes):
+        if coding is None and length and parse_size(length) != span.length_bytes:
             raise ProtocolError(
                 f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes"
             )
         return total, span
     if coding is not None:
         total, size = UNKNOWN_BYTES, "unknown length"
-    elif length.isdigit():
-        total, size = int(length), f"{int(length)} bytes"
+    elif (stated := parse_size(length)) is not None:
+        total, size = stated, f"{stated} bytes"
     else:
         raise ProtocolError(
             "the answer has neither Content-Length nor chunks, so nothing shows whether it is complete",
@@ -146,18 +150,13 @@ def ignores_range(requested: ByteRange, size: str) -> ProtocolError:
 
 
 def _content_range(text: bytes) -> tuple[ByteRange, int]:
-    try:
-        unit, _, rest = text.partition(b" ")
-        span, _, total = rest.partition(b"/")
-        first, _, last = span.partition(b"-")
-        if unit.lower() != b"bytes":
-            raise ValueError(unit)
-        result = ByteRange(int(first), int(last) + 1), int(total)
-    except ValueError:
-        raise ProtocolError(f"Content-Range {text.decode('latin-1')!r} cannot be read") from None
-    if not 0 <= result[0].start < result[0].end <= result[1]:
+    match = _CONTENT_RANGE.fullmatch(text)
+    first, last, total = map(parse_size, match.groups()) if match is not None else (None, None, None)
+    if first is None or last is None or total is None:
+        raise ProtocolError(f"Content-Range {text.decode('latin-1')!r:.200} cannot be read")
+    if not first <= last < total:
         raise ProtocolError(f"Content-Range {text.decode('latin-1')!r} contradicts itself")
-    return result
+    return ByteRange(first, last + 1), total
 
 
 def unforeseen(error: Exception) -> StoreError:

@@ -23,7 +23,7 @@ from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
 from penstock.store.relay import Resent
 from penstock.transport import OVERLONG, engine
-from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head
+from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head, parse_size
 
 if TYPE_CHECKING:
     from penstock.transport import HttpAnswer, HttpRequest
@@ -220,13 +220,13 @@ class Exchange(Resent, ABC, Generic[StoreT]):
 
     def fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
         """Set the ``info`` of a ``Head``."""
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit():
+        size_bytes = parse_size(headers.get(b"content-length", b""))
+        if size_bytes is None:
             raise ProtocolError(
                 "the answer to HEAD has no Content-Length, so the object's size is not known before it is read",
                 hint="read it whole: with read(), read_parts() or penstock cat",
             )
-        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
+        completion.info = object_info(operation.key, headers, size_bytes, full_object(headers))
         self.check_described(headers)
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:

@@ -13,7 +13,7 @@ from penstock.store.answers import object_info, status_error
 from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.keys import has_dot_segment
 from penstock.transport import HttpAnswer, HttpRequest
-from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer
+from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer, parse_size
 
 if TYPE_CHECKING:
     from penstock.types import Completion
@@ -150,9 +150,10 @@ class _HttpExchange(Exchange[HttpStore]):
         size = answer.headers.get(b"content-range", b"").rpartition(b"/")[2]
         if answer.status == 200:
             size = answer.headers.get(b"content-length", b"")
-        if not size.isdigit():
+        size_bytes = parse_size(size)
+        if size_bytes is None:
             raise ProtocolError("the answer does not state the object's size")
-        completion.info = object_info(self.operation.key, answer.headers, int(size), {})  # type: ignore[union-attr]
+        completion.info = object_info(self.operation.key, answer.headers, size_bytes, {})  # type: ignore[union-attr]
 
     def refusal(self, answer: HttpAnswer) -> StoreError:
         return status_error(answer.status, answer.headers, None, None)

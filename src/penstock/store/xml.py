@@ -18,13 +18,13 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
 
 from penstock.errors import ProtocolError
-from penstock.types import ObjectInfo, Page, Part, strong_etag
+from penstock.types import ObjectInfo, Page, Part, parse_size, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _KEYS = re.compile(r"<Key>([^<]*)</Key>")
-_SIZES = re.compile(r"<Size>([0-9]+)</Size>")
+_SIZES = re.compile(r"<Size>([0-9]{1,18})</Size>")  # SIZE_DIGITS_MAX
 _ETAGS = re.compile(r"<ETag>([^<]*)</ETag>")
 _ALL_STRONG = re.compile(r'"[!#-%\'-~]+"(?:\0"[!#-%\'-~]+")*')
 """Matches the ETags of a page if each is as ``strong_etag`` would return it, and none holds a character reference."""
@@ -164,12 +164,13 @@ def _seconds(times: list[str]) -> Iterable[float]:
 def _objects_by_row(text: str, *, encoded: bool) -> list[ObjectInfo]:
     objects = []
     for row in _parsed(text).iterfind("Contents"):
-        key, size, time = row.findtext("Key"), row.findtext("Size"), row.findtext("LastModified")
-        if key is None or size is None or not size.strip().isdigit():
-            raise ProtocolError(f"the listing has an entry without key or size: {key!r}, {size!r}")
+        key, stated, time = row.findtext("Key"), row.findtext("Size"), row.findtext("LastModified")
+        size = parse_size(stated.strip()) if stated is not None else None
+        if key is None or size is None:
+            raise ProtocolError(f"the listing has an entry without key or size: {key!r:.200}, {stated!r:.40}")
         name = unquote_plus(key, errors="strict") if encoded else key
         seconds = next(iter(_seconds([time]))) if time else None
-        objects.append(ObjectInfo(name, int(size), strong_etag(row.findtext("ETag")), seconds, False, _NO_CHECKSUMS))
+        objects.append(ObjectInfo(name, size, strong_etag(row.findtext("ETag")), seconds, False, _NO_CHECKSUMS))
     return objects
 
 

@@ -101,6 +101,9 @@ def test_wrong_lines_are_named() -> None:
         (b"3", "line 2 of the manifest is a int"),
         (b'{"size": 3}', "line 2 of the manifest names no object"),
         (b'{"key": "a", "size": -1}', "line 2 of the manifest has the size -1"),
+        (b'{"key": "a", "size": 1.5}', "line 2 of the manifest has the size 1.5"),
+        (b'{"key": "a", "size": 4611686018427387904}', "line 2 of the manifest has the size 46116"),
+        (b'{"key": "a", "size": ' + b"9" * 5000 + b"}", "line 2 of the manifest"),
         (b'{"penstock_manifest": 9}', "version is 9"),
     ):
         with pytest.raises(DataError, match=what):
@@ -126,6 +129,7 @@ def test_lines_of_other_encodings() -> None:
     assert read_manifest(text, url=URL) == [ManifestEntry("s3://b/lists/a", 1, None)] * 2
     for row, message in (
         ({"key": "a", "size_bytes": -1, "etag": "e"}, "line 1 of the manifest has the size -1"),
+        ({"key": "a", "size_bytes": 1 << 63, "etag": "e"}, "line 1 of the manifest has the size 9223"),
         ({"key": "a", "size_bytes": 1, "etag": 7}, "line 1 of the manifest has the ETag 7"),
         ({"key": "", "size_bytes": 1, "etag": "e"}, "line 1 of the manifest names no object"),
     ):

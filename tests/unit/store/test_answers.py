@@ -6,8 +6,9 @@ import errno
 
 import pytest
 
-from penstock.errors import StoreFullError, ThrottledError
-from penstock.store.answers import THROTTLES, is_throttled, status_error
+from penstock.errors import ProtocolError, StoreFullError, ThrottledError
+from penstock.store.answers import THROTTLES, is_throttled, served_span, status_error
+from penstock.types import ByteRange
 
 STATUSES = range(300, 600)
 CODES = (None, "NoSuchKey", "InternalError", *sorted(THROTTLES))
@@ -38,3 +39,14 @@ def test_an_answer_without_a_body_does_not_blame_the_key() -> None:
     assert "the keys are wrong" in str(status_error(403, {}, None, None))
     assert "the request was anonymous" in str(status_error(403, {}, "AccessDenied", "Access Denied", is_signed=False))
     assert "endpoint" not in str(status_error(404, {}, "NoSuchKey", "The key does not exist."))
+
+
+@pytest.mark.parametrize("size", [b"", b"-1", b"+9", b"1_0", b" 9", b"1.5", b"4611686018427387904", b"9" * 5000])
+def test_a_size_that_no_object_has_is_refused(size: bytes) -> None:
+    """Sizes are digits, fewer than 64 bits hold, wherever an answer states them."""
+    with pytest.raises(ProtocolError):
+        served_span(200, {b"content-length": size}, None)
+    for text in (b"bytes 0-7/" + size, b"bytes 0-" + size + b"/9", b"bytes " + size + b"-7/9"):
+        with pytest.raises(ProtocolError):
+            served_span(206, {b"content-range": text}, ByteRange(0, 8))
+    assert served_span(206, {b"content-range": b"bytes 0-7/9", b"content-length": b"8"}, ByteRange(0, 8))[0] == 9

@@ -76,7 +76,10 @@ BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]>'
         listing(row("k"))[:-30],
         listing(row("k"), truncated="true"),
         listing(row("k", time="yesterday")),
-        listing(row("k", size="many")),
+        *(
+            listing(row("k", size=size))
+            for size in ("many", "", -1, "1.5", "1_0", "\u00b2", "\u0661", 1 << 62, "9" * 5000)
+        ),
         listing("<Contents></Contents>"),
         listing(row("&#xD800;")),
         listing(row("&#x110000;")),
