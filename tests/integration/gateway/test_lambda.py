@@ -230,7 +230,7 @@ def test_events_context_and_environment(handler: Callable[..., LambdaConfig], ca
             query = {"width": "10", "partNumber": "2", "response-content-type": "a/b"}
             for calls in (1, 2):
                 answer = await transform.invoke(
-                    "HeadObject", server.request(headers=headers, query=query), "http://127.0.0.1/x"
+                    "HeadObject", server.request(headers=headers, query=query), lambda: "http://127.0.0.1/x"
                 )
                 assert answer["calls"] == calls
             arn = "arn:aws:lambda:eu-west-1:111122223333:function:my-ap"
@@ -290,7 +290,7 @@ def test_output_is_logged_up_to_a_bound(handler: Callable[..., LambdaConfig], ca
             transform = server.transform(handler(source))
             for query in ({"many": ""}, {}):
                 request = server.request(query=query)
-                assert await transform.invoke("HeadObject", request, "http://127.0.0.1/") == 1
+                assert await transform.invoke("HeadObject", request, lambda: "http://127.0.0.1/") == 1
 
     asyncio.run(run())
     messages = [record.getMessage() for record in caplog.records]
@@ -371,7 +371,7 @@ def test_calls_share_the_workers(handler: Callable[..., LambdaConfig]) -> None:
         async with endpoint() as server:
             transform = server.transform(handler(source), processes=2)
             request = server.request()
-            calls = [transform.invoke("HeadObject", request, "http://127.0.0.1/") for _ in range(20)]
+            calls = [transform.invoke("HeadObject", request, lambda: "http://127.0.0.1/") for _ in range(20)]
             assert len(set(await asyncio.gather(*calls))) <= 2
 
     asyncio.run(run())

@@ -287,11 +287,12 @@ def test_one_limit_of_time(
 
 
 def test_the_internal_endpoint_is_closed(start: Start, folder: Path) -> None:
-    """Nobody reads at the internal endpoint without a URL that the gateway signed, and nobody sends an answer unasked."""
+    """Nobody reads there without a URL that was signed, for the time limit and a minute, and nobody sends an answer unasked."""
     reveal = UPPER.replace("data.upper()", 'where["inputS3Url"].encode()')
     (folder / "app.py").write_text(textwrap.dedent(reveal))
-    gateway = start("--lambda", "app:lambda_handler")
+    gateway = start("--lambda", "app:lambda_handler", "--timeout", "30s")
     url = gateway.get("/made/words.txt").decode()
+    assert "X-Amz-Expires=90&" in url
     with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         assert answer.read() == b"some words"
     bare = url.partition("?")[0]

@@ -40,7 +40,7 @@ _REQUIRED = _VERSION_4 - {"X-Amz-Security-Token"}
 _FIELDS_MAX = 3
 _NAMES_MAX = 128
 _SIGNED_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*")
-_SIGNATURE = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"[!-+\--~]+")  # anything that can be compared: a wrong length is a wrong signature
 _STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
@@ -53,7 +53,7 @@ class SignatureClaim(NamedTuple):
         region: Region in the scope.
         service: Service in the scope.
         names: Names of the signed headers, in lower case.
-        signature: The signature, 64 hexadecimal digits.
+        signature: The signature: 64 hexadecimal digits, if it is right.
         stamp: Time of signing: ``20260102T030405Z``.
         payload: Hash of the payload, or what stands for it.
         token: Session token; empty if there is none.

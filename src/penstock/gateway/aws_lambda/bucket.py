@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.gateway.aws_lambda.events import required_headers
@@ -57,8 +58,8 @@ class LambdaBucket:
             return await self._inner.head(request)
         query = {name: request.query[name] for name in HEAD_PARAMETERS if name in request.query}
         headers = required_headers(self._transform.seen(request))
-        url = self._sign("HEAD", request.key, query=query, headers=headers)
-        return head_of(await self._transform.invoke("HeadObject", request, url), request.key)
+        sign = partial(self._sign, "HEAD", request.key, query=query, headers=headers)
+        return head_of(await self._transform.invoke("HeadObject", request, sign), request.key)
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
         """Begin to read an object, which the inner bucket does."""
@@ -71,8 +72,8 @@ class LambdaBucket:
         if action not in self._actions:
             return await self._inner.list_objects(request, operation)
         headers = required_headers(self._transform.seen(request))
-        url = self._sign("GET", "", query=request.query, headers=headers)
-        return listing_of(await self._transform.invoke(action, request, url), is_v2=is_v2)
+        sign = partial(self._sign, "GET", "", query=request.query, headers=headers)
+        return listing_of(await self._transform.invoke(action, request, sign), is_v2=is_v2)
 
     async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Perform any other operation, which the inner bucket does."""

@@ -18,7 +18,7 @@ from penstock.gateway.aws_lambda.worker import HandlerSettings
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
     from penstock.gateway.aws_lambda.responses import PendingResponse
@@ -118,14 +118,19 @@ class LambdaTransform:
                 if not pending.is_complete:  # after its answer, the handler may go on within its time
                     self._pool.abandon(call)
 
-    async def invoke(self, operation: str, request: GatewayRequest, input_url: str) -> Any:
+    async def invoke(self, operation: str, request: GatewayRequest, sign: Callable[[], str]) -> Any:
         """Call the handler for ``HeadObject``, ``ListObjects`` or ``ListObjectsV2``, whose answer is what it returns.
 
         Raises:
             S3Error: The handler failed or took too long.
         """
-        event = event_of(request, self._access_point, operation=operation, context={"inputS3Url": input_url})
         worker = await self._pool.acquire()
+        try:
+            context = {"inputS3Url": sign()}  # only now, because the life of the URL begins
+            event = event_of(request, self._access_point, operation=operation, context=context)
+        except BaseException:
+            self._pool.release(worker)
+            raise
         call = self._pool.call(worker, event, request_id=request.request_id, wants_result=True)
         try:
             return await asyncio.shield(call)

@@ -6,6 +6,7 @@ object and a limited time. The upstream's keys stay in this process.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from penstock.compose import split
@@ -105,8 +106,8 @@ class InternalLinks:
         self._is_s3 = point.upstream.startswith("s3://")
         self._store = store
         self._internal = internal
-        time_s_max = max(point.time_s_max, point.handler.time_s_max if point.handler else 0)
-        self._expires_s = min(int(time_s_max) + _GRACE_S, _EXPIRES_S_MAX)
+        reader = point.handler or point.webhook or point
+        self._expires_s = min(math.ceil(reader.time_s_max) + _GRACE_S, _EXPIRES_S_MAX)
 
     def worker_url(self, key: str, head: ObjectHead) -> tuple[str, str]:
         """Return the path of a directory, a URL that the upstream's keys signed, or one at the internal endpoint."""

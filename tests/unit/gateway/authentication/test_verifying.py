@@ -211,6 +211,13 @@ def test_keys_are_replaced_as_a_whole() -> None:
 # ── hostile clients ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def signature_cut(head: RequestHead, count: int = 3) -> RequestHead:
+    """The request without the last characters of its signature, which is at the end of the header or of the query."""
+    if head.raw_query:
+        return head._replace(raw_query=head.raw_query[:-count])
+    return changed(head, Authorization=head.headers["Authorization"][:-count])
+
+
 HOSTILE: dict[str, tuple[Callable[[], RequestHead], str]] = {
     "wrong secret": (lambda: signed(key=AccessKey(access_key=KEY.access_key, secret_key="guess")), "SignatureDoesNotMatch"),
     "unknown key": (lambda: signed(key=AccessKey(access_key="UNKNOWN", secret_key="guess")), "InvalidAccessKeyId"),
@@ -232,6 +239,11 @@ HOSTILE: dict[str, tuple[Callable[[], RequestHead], str]] = {
     "a parameter added to a URL": (
         lambda: (head := presigned())._replace(raw_query=head.raw_query + "&versionId=1"), "SignatureDoesNotMatch"
     ),
+    "a short signature": (lambda: signature_cut(signed()), "SignatureDoesNotMatch"),
+    "a short signature in the query": (lambda: signature_cut(presigned()), "SignatureDoesNotMatch"),
+    "a long signature": (lambda: changed(head := signed(), Authorization=head.headers["Authorization"] + "00"),
+                         "SignatureDoesNotMatch"),
+    "an empty signature": (lambda: signature_cut(signed(), 64), "AuthorizationHeaderMalformed"),
     "a longer life of a URL": (
         lambda: (head := presigned())._replace(raw_query=head.raw_query.replace("Expires=600", "Expires=601")),
         "SignatureDoesNotMatch",
