@@ -55,6 +55,8 @@ class FsspecReader(ObjectReader):
         self.fs = files
         self.path = path
 
+    read = ObjectReader.read  # see there
+
     @property
     def size(self) -> int:
         """Size of the object in bytes."""

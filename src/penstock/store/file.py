@@ -124,6 +124,8 @@ class ObjectReader(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read at most `size` bytes; all the rest if `size` is negative or None."""
+        # When readinto() has failed, torch.load calls read() while the exception is still set, and Python then finds methods
+        # of the file's own class only: a subclass has to name this one, or its users see an AttributeError.
         if size is None or size <= BUFFER_BYTES:
             return super().read(size)
         self._object.wanted_end = self.tell() + size

@@ -227,6 +227,8 @@ class SequentialS3Reader(_OpenedLater):
         super().__init__(source)
         self._begun: Iterator[Chunk] | None = None
 
+    read = _OpenedLater.read  # see ObjectReader.read
+
     def prefetch(self) -> None:
         """Request the object, or the first part of a large one, without waiting; the next use waits for it.
 
@@ -255,6 +257,8 @@ class RangedS3Reader(_OpenedLater):
     def __init__(self, source: ObjectSource, *, buffer_size: int | None = None) -> None:
         super().__init__(source)
         self._buffer_size = buffer_size
+
+    read = _OpenedLater.read  # see ObjectReader.read
 
     def _arguments(self) -> dict[str, Any]:
         return {"buffer_size": self._buffer_size}
