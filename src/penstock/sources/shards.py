@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock import compose
-from penstock.errors import ConfigError, ObjectMissingError
+from penstock.errors import ClosedError, ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex
 from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
@@ -154,6 +154,7 @@ class ShardFinder:
         self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
         self._stores: dict[str, Store] = {}
+        self._closed = False
         self._seeks_index = False  # whether an index is read from the folder that is listed
 
     def find(self) -> list[Shard]:
@@ -163,6 +164,7 @@ class ShardFinder:
             ObjectMissingError: No shard matches a prefix or pattern.
             StoreError: A store cannot be listed.
             ConfigError: No store can read a URL.
+            ClosedError: ``close()`` was called before, or meanwhile.
 
         Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; no request for
             shards given by name.
@@ -209,12 +211,12 @@ class ShardFinder:
     @property
     def stores(self) -> list[Store]:
         """The open stores, one per root."""
-        return list(self._stores.values())
+        return [] if self._closed else list(self._stores.values())
 
     def close(self) -> None:
-        """Close the stores; idempotent."""
-        stores, self._stores = self._stores, {}
-        for store in stores.values():
+        """Close the stores, also while another thread lists, which then ends with ``ClosedError``; idempotent."""
+        self._closed = True
+        for store in list(self._stores.values()):
             store.close()
 
     def _from_manifest(self) -> list[_Entry]:
@@ -316,6 +318,9 @@ class ShardFinder:
                 sse_customer_key=connection.sse_customer_key,
                 expected_bucket_owner=connection.expected_bucket_owner,
             )
+        if self._closed:  # perhaps after ``close()`` looked for stores to close
+            store.close()
+            raise ClosedError("the shards were closed while they were listed")
         return store
 
 

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from loading import write_counted
-from penstock.errors import ObjectMissingError
+from penstock import compose
+from penstock.errors import ClosedError, ObjectMissingError
 from penstock.sources.shards import Shard, ShardFinder, ShardVersion, ShardVersions
+from penstock.store import Store
 from penstock.store.local import LocalStore
 from servers.faulty import FaultyServer
 
@@ -65,6 +69,36 @@ def test_nothing_found_is_an_error(folder: Path, what: str) -> None:
     """A prefix or pattern without shards is a missing object that names it."""
     with pytest.raises(ObjectMissingError):
         found(f"{folder}/{what}")
+
+
+@pytest.mark.parametrize("connected_count", [1, 2, 3, 4])
+def test_closing_while_it_lists_ends_it_with_closed_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, connected_count: int
+) -> None:
+    """Whichever store was connected when ``close()`` came, listing ends with ClosedError, and every store is closed."""
+    source = ps.shards([f"{folder}/a/", f"{folder}/b/", f"{folder}/a/s-000.tar"]).source
+    stores: list[Store] = []
+
+    def share(listed: Callable[[], bytes]) -> bytes:
+        data = listed()
+        if connected_count == 4:
+            finder.close()
+        return data
+
+    def connect(*arguments: Any, **options: Any) -> Store:
+        stores.append(connect_store(*arguments, **options))
+        if len(stores) == connected_count:
+            finder.close()
+        return stores[-1]
+
+    finder = ShardFinder(source, fetch=None, share=share)  # type: ignore[arg-type]
+    connect_store = compose.connect
+    monkeypatch.setattr(compose, "connect", connect)
+    with pytest.raises(ClosedError):
+        finder.find()
+    for store in stores:
+        with pytest.raises(ClosedError):
+            store.read("s-000.tar")
 
 
 @pytest.mark.server
