@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -161,6 +162,23 @@ def test_what_belongs_to_the_owner_of_the_upstream_is_refused(point: Any) -> Non
         with pytest.raises(ClientError) as caught:
             call()
         assert caught.value.response["Error"]["Code"] == code
+
+
+@pytest.mark.parametrize("name", ["If-Unmodified-Since", "Content-Range"])
+def test_what_an_upstream_may_ignore_is_refused(point: Any, name: str) -> None:
+    """S3 has no such header of writes, so it would overwrite or remove the object."""
+
+    def add(request: Any, **_: Any) -> None:
+        request.headers[name] = "x"
+
+    point.put_object(Bucket="point", Key="k", Body=b"x")
+    point.meta.events.register("before-sign.s3", add)
+    for call in (partial(point.put_object, Body=b"y"), point.delete_object):
+        with pytest.raises(ClientError) as caught:
+            call(Bucket="point", Key="k")
+        assert caught.value.response["Error"]["Code"] == "NotImplemented"
+    point.meta.events.unregister("before-sign.s3", add)
+    assert point.get_object(Bucket="point", Key="k")["Body"].read() == b"x"
 
 
 def test_errors_of_the_upstream_are_passed_back(point: Any) -> None:

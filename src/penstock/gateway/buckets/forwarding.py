@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from yarl import URL
 
-from penstock.errors import CredentialsError, ObjectMissingError
+from penstock.errors import CredentialsError, StoreError
 from penstock.gateway.buckets.documents import document, element, malformed, parsed
 from penstock.gateway.buckets.requests import not_implemented, read_document
 from penstock.gateway.buckets.submitting import perform_on_loop
@@ -147,7 +147,7 @@ class ForwardedWrites:
         expected = multipart_etag(part.findtext("ETag") or "" for part in tree.findall("Part"))
         try:
             info = (await perform_on_loop(self._store, Head(request.key))).info
-        except ObjectMissingError:
+        except StoreError:  # the client is told what the upstream said first
             return None
         if info is None or expected is None or (info.etag or "").strip('"') != expected:
             return None

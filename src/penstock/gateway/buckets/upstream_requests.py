@@ -32,13 +32,10 @@ _PASSED = frozenset(
         "content-encoding",
         "content-language",
         "content-md5",
-        "content-range",
         "content-type",
         "expires",
         "if-match",
-        "if-modified-since",
         "if-none-match",
-        "if-unmodified-since",
     }
 )
 _NOT_PASSED = frozenset(
@@ -55,6 +52,7 @@ _NOT_PASSED = frozenset(
 )
 _OF_ANSWERS = frozenset({"etag", "last-modified", "content-type", "location", "expires"})
 _NOT_OF_ANSWERS = frozenset({"x-amz-request-id", "x-amz-id-2", "x-amz-bucket-region"})
+_NOT_OF_WRITES = frozenset({"content-range", "if-modified-since", "if-range", "if-unmodified-since"})
 _OWNER = "x-amz-expected-bucket-owner"
 _BELOW_PREFIX = ("prefix", "key-marker")
 _NAMES = re.compile(
@@ -110,6 +108,8 @@ def passed_request(request: GatewayRequest, endpoint: S3Endpoint, options: S3Opt
         ConfigError: No request can carry the key.
     """
     refuse_shared_access(request.headers)
+    if request.method != "GET" and (ignored := _NOT_OF_WRITES & set(map(str.lower, request.headers))):
+        raise not_implemented(min(ignored))
     path = encoded_key(endpoint.prefix + request.key) if request.key else ""
     query = dict(request.query)
     query.pop("x-id", None)  # some SDKs name the operation in it

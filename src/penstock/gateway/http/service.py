@@ -30,7 +30,7 @@ _HARMLESS = (
 )
 _PROTECTIONS_OF_BUCKETS = ("x-amz-bucket-object-lock-enabled", "x-amz-expected-bucket-owner")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
-_LOCATION = re.compile(rb"<(?:\w+:)?LocationConstraint[^>/]*>\s*([^<]*?)\s*</")
+_LOCATION = re.compile(rb"<(?:\w+:)?LocationConstraint[^<>/]*>([^<]*)</")
 _REGION = re.compile(r"[A-Za-z0-9-]{2,64}")
 _BUCKETS_COUNT_MAX = 10_000
 _NO_VERSION = ("", "null")
@@ -155,7 +155,7 @@ class Service:
         """Return the region that the document of CreateBucket names; empty for none."""
         data = b"".join([piece async for piece in body])
         found = _LOCATION.search(data)
-        region = found[1].decode("ascii", "replace") if found else ""
+        region = found[1].decode("ascii", "replace").strip() if found else ""
         if self._only_region and region not in ("", self._only_region):
             message = f"The {region[:64]} location constraint is incompatible with this endpoint's region, {self._only_region}."
             raise S3Error("IllegalLocationConstraintException", message, status=400)

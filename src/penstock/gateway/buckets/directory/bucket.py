@@ -71,7 +71,7 @@ class DirectoryBucket:
         self.created_s = folder.stat().st_mtime
         self.region = ""
         with suppress(OSError, UnicodeError):
-            self.region = (folder / REGION_FILE).read_text(encoding="ascii")
+            self.region = (folder / REGION_FILE).read_text(encoding="ascii").strip()
         self.files = BucketFiles(folder, is_durable=is_durable)
         self._threads = threads
         self._may_write = may_write
