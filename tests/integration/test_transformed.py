@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock.cli.app import run
 from penstock.config import MIB
-from penstock.errors import ConfigError, ObjectChangedError
+from penstock.errors import ConfigError, ObjectChangedError, ProtocolError
 from penstock.fetch import Budget, PlanItem
 from servers.faulty import FaultyServer
 from servers.transforming import TransformingServer
@@ -57,7 +59,10 @@ def has_ranges(request: pytest.FixtureRequest) -> bool:
 def test_listed_sizes_are_hints_for_whole_objects(has_ranges: bool, excess_bytes: int, head_tells: bool) -> None:
     """What is listed with a wrong size is read whole and right, by all ways that read whole objects."""
     with TransformingServer(
-        OBJECTS, has_ranges=has_ranges, listed_excess_bytes=excess_bytes, head_tells=head_tells
+        OBJECTS,
+        has_ranges=has_ranges,
+        listed_excess_bytes=excess_bytes,
+        head_excess_bytes=excess_bytes if head_tells else None,
     ) as server:
         with ps.connect("s3://bucket", **place(server)) as store:
             plan = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list()]
@@ -81,6 +86,52 @@ def test_a_wrong_size_costs_no_more_than_once() -> None:
         assert [bytes(blob.data) for blob in blobs] == list(objects.values())
         requests_count = len(server.requests)
     assert requests_count < 300
+
+
+WHOLE_READS: dict[str, Callable[[ps.Store, list[PlanItem]], dict[str, bytes]]] = {
+    "read_many": lambda store, plan: {blob.key: bytes(blob.data) for blob in store.read_many(plan)},
+    "read_parts": lambda store, plan: {
+        key: b"".join(bytes(chunk.data) for chunk in chunks)
+        for key, chunks in itertools.groupby(store.read_parts(plan), key=lambda chunk: chunk.key)
+    },
+}
+
+
+@pytest.mark.parametrize("read", WHOLE_READS.values(), ids=WHOLE_READS)
+def test_a_listing_that_a_head_refutes_is_no_contradiction(has_ranges: bool, read: Any) -> None:
+    """If objects are sent with a length that only the listing contradicts, they are read, for a HEAD each at most."""
+    objects = OBJECTS | {f"{number:03d}": b"x" * 2000 for number in range(100)}
+    with (
+        TransformingServer(
+            objects, has_ranges=has_ranges, listed_excess_bytes=7, head_excess_bytes=0, states_length=True
+        ) as server,
+        ps.connect("s3://bucket", **place(server)) as store,
+    ):
+        plan = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list()]
+        assert read(store, plan) == objects
+        assert sum(method == "HEAD" for method, *_ in server.requests) <= len(objects) + 1
+
+
+@pytest.mark.parametrize(("excess_bytes", "head_tells"), [(1000, True), (-1000, False)], ids=["head", "no-head"])
+@pytest.mark.parametrize("read", WHOLE_READS.values(), ids=WHOLE_READS)
+@pytest.mark.parametrize("key", ["lines.jsonl", "large.bin", "empty"])
+def test_a_length_that_others_contradict_is_an_error(
+    has_ranges: bool, excess_bytes: int, head_tells: bool, read: Any, key: str
+) -> None:
+    """An answer that states another length than the listing, and no HEAD that agrees, is never taken for the object."""
+    with (
+        TransformingServer(
+            OBJECTS | {"empty": b""},
+            has_ranges=has_ranges,
+            listed_excess_bytes=excess_bytes,
+            head_excess_bytes=excess_bytes if head_tells else None,
+            states_length=True,
+        ) as server,
+        ps.connect("s3://bucket", **place(server)) as store,
+    ):
+        plan = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list(key)]
+        with pytest.raises((ProtocolError, ObjectChangedError)):
+            read(store, plan)
 
 
 def test_a_wrong_size_of_another_version_stays_an_error() -> None:
@@ -116,7 +167,7 @@ def test_open_reads_them(has_ranges: bool, excess_bytes: int) -> None:
 def test_the_loader_reads_them(has_ranges: bool, excess_bytes: int, named: bool) -> None:
     """Shards of a format that streams give every sample, whatever the listing says."""
     with TransformingServer(
-        OBJECTS, has_ranges=has_ranges, listed_excess_bytes=excess_bytes, head_tells=True
+        OBJECTS, has_ranges=has_ranges, listed_excess_bytes=excess_bytes, head_excess_bytes=excess_bytes
     ) as server:
         shards: Any = ["s3://bucket/s/0.tar", "s3://bucket/s/1.tar"] if named else "s3://bucket/s/"
         with ps.Loader(ps.shards(shards, **place(server)).batch(4)) as loader:

@@ -22,7 +22,8 @@ class TransformingServer:
         objects: Transformed objects by key.
         has_ranges: Whether it sends ranges; otherwise they are answered with 501.
         listed_excess_bytes: What listings tell more than the true size; negative for less.
-        head_tells: Whether a HEAD tells a length: the one of the listing.
+        head_excess_bytes: What a HEAD tells more than the true size; None if it tells no length.
+        states_length: Whether whole objects are sent with their length, and not in chunks.
 
     Attributes:
         requests: Method, key and range of every request for an object.
@@ -30,12 +31,19 @@ class TransformingServer:
     """
 
     def __init__(
-        self, objects: dict[str, bytes], *, has_ranges: bool, listed_excess_bytes: int = 0, head_tells: bool = False
+        self,
+        objects: dict[str, bytes],
+        *,
+        has_ranges: bool,
+        listed_excess_bytes: int = 0,
+        head_excess_bytes: int | None = None,
+        states_length: bool = False,
     ) -> None:
         self.objects = objects
         self.has_ranges = has_ranges
         self.listed_excess_bytes = listed_excess_bytes
-        self.head_tells = head_tells
+        self.head_excess_bytes = head_excess_bytes
+        self.states_length = states_length
         self.requests: list[tuple[str, str, str | None]] = []
         self.connections: set[socket.socket] = set()
         owner = self
@@ -98,8 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner.requests.append(("HEAD", key, None))
         self.send_response(200 if key in owner.objects else 404)
         self.send_header("ETag", '"1"')
-        if owner.head_tells and key in owner.objects:
-            self.send_header("Content-Length", str(owner.listed_bytes(key)))
+        if owner.head_excess_bytes is not None and key in owner.objects:
+            self.send_header("Content-Length", str(max(1, len(owner.objects[key]) + owner.head_excess_bytes)))
         self.end_headers()
 
     def do_GET(self) -> None:
@@ -150,6 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("ETag", '"1"')
+        if self.server_owner.states_length:
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for start in range(0, len(data), _PIECE_BYTES):

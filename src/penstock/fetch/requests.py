@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import ObjectChangedError, PenstockError, SpanError
+from penstock.errors import ObjectChangedError, PenstockError, ProtocolError, SpanError
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Route(enum.IntEnum):
     """By one request without a range: a size was wrong, or the store sends no ranges."""
     IN_PARTS = 2
     """By ranges whose answers tell the size: the body is too long to be collected whole."""
+    AS_HEAD_TELLS = 3
+    """By one request without a range, after a HEAD: the answer and the plan contradict each other about one version."""
 
 
 class ObjectRead:
@@ -51,6 +53,9 @@ class ObjectRead:
         error: Why the read failed; None unless it did.
         buffer: Buffer of the whole item, if it is delivered whole and has several parts.
         awaits_metadata: Whether a HEAD for the object's size and checksum is under way.
+        claim: ETag and size of the object by the plan or an earlier answer; None if nothing told both. Stores that transform
+            objects may send another size of this version, but not state it before the body.
+        is_contradicted: Whether an answer states another size than `claim`.
         is_misled: Whether an answer told another size of the same version than the plan or an earlier answer did. Stores
             that transform objects while they are read may list the sizes of what is stored.
         route: How a whole object is requested.
@@ -64,9 +69,11 @@ class ObjectRead:
     __slots__ = (
         "awaits_metadata",
         "buffer",
+        "claim",
         "delivered_count",
         "error",
         "info",
+        "is_contradicted",
         "is_misled",
         "item",
         "parts",
@@ -84,6 +91,9 @@ class ObjectRead:
         self.sequence = sequence
         self.route = route
         self.is_misled = False
+        self.is_contradicted = False
+        is_claimed = item.etag is not None and item.size_bytes is not None and route is not Route.AS_HEAD_TELLS
+        self.claim = (item.etag, item.size_bytes) if is_claimed else None
         self.refusal: PenstockError | None = None
         self.parts: list[PartRequest] = []
         self.sent_count = 0
@@ -149,17 +159,43 @@ class ObjectRead:
                     f"not {item.size_bytes} as before" if item.target is None else f"but {item.size_bytes} are wanted"
                 )
                 raise ObjectChangedError(f"the object has {info.size_bytes} bytes, {wanted}")
+            if (contradiction := contradiction_of(info, self.claim)) is not None:
+                self.is_contradicted = True
+                raise contradiction
             if info.etag is None and item.last_modified_s not in (None, info.last_modified_s):
                 raise ObjectChangedError("the object was modified since it was first read")
             return
         if not same_version(info, known):
             self.is_misled = info.etag is not None and info.etag == known.etag
+            self.claim = (known.etag, known.size_bytes)
             raise ObjectChangedError(
                 f"the object changed between two parts, from {known.etag} ({known.size_bytes} bytes) "
                 f"to {info.etag} ({info.size_bytes} bytes)"
             )
         if info.checksums and not known.checksums:
             self.info = info
+
+
+def contradiction_of(info: ObjectInfo, claim: tuple[str | None, int | None] | None) -> ProtocolError | None:
+    """Return the error for an answer that states another size of a version than a listing, a HEAD or another answer did.
+
+    An answer without a length before its body states nothing: stores that transform objects while they send them may list, and
+    tell a HEAD, the size and the ETag of the stored object.
+
+    Args:
+        info: Describes the answer.
+        claim: What was said: ETag and size; None for nothing.
+
+    Returns:
+        The error, or None if nothing contradicts the answer.
+    """
+    etag, size_bytes = claim or (None, None)
+    if etag is None or etag != info.etag or size_bytes == info.size_bytes or b"transfer-encoding" in info.headers:
+        return None
+    return ProtocolError(
+        f"version {etag} has {info.size_bytes} bytes by this answer, and {size_bytes} by an earlier one or the listing",
+        hint="the store, or a proxy in front of it, cuts answers or gives one ETag to two versions",
+    )
 
 
 class PartRequest:

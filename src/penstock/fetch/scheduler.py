@@ -137,7 +137,7 @@ class RequestScheduler:
         given_bytes = PARTS_PER_REQUEST * config.requests_max * config.part_bytes
         self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4, given_bytes)
         self._large_expected = False
-        self._sizes_hold = True  # whether sizes in the plan and in answers to HEAD were right so far
+        self._whole_route = Route.AS_PLANNED  # of whole objects; another one if a size in the plan was wrong
         self._heads_count = 0  # HEADs under way
         self._checksums_kept: bool | None = None  # whether the store tells checksums of whole objects; None: unknown
         self._received_bytes = 0
@@ -383,9 +383,11 @@ class RequestScheduler:
     def _plan_next(self) -> None:
         """Cut the next item of the plan into parts."""
         item, route = self._planned.popleft(), Route.AS_PLANNED
-        if item.span is None and not self._sizes_hold:
-            item, route = item._replace(size_bytes=None), Route.IN_ONE
+        if item.span is None:
+            route = self._whole_route
         read = ObjectRead(item, self._planned_count, route=route)
+        if route is not Route.AS_PLANNED:
+            read.item = item._replace(size_bytes=None)
         self._planned_count += 1
         self._reads.append(read)
         try:
@@ -402,6 +404,13 @@ class RequestScheduler:
             if len(read.parts) > 1 and read.item.span is None and self._checksums_kept is not False:
                 self._request_metadata(read)
         elif self._large_expected and route is Route.AS_PLANNED:
+            self._request_metadata(read)
+        else:
+            self._begin_whole(read)
+
+    def _begin_whole(self, read: ObjectRead) -> None:
+        """Request an object by one request without a range, after a HEAD if its route is this."""
+        if read.route is Route.AS_HEAD_TELLS:
             self._request_metadata(read)
         else:
             self._add_parts(read, [(0, None)])
@@ -500,9 +509,10 @@ class RequestScheduler:
             self._send_more()
 
     def _cut_described(self, read: ObjectRead, completion: Completion) -> None:
-        if completion.error is not None:
-            if not isinstance(completion.error, ProtocolError):
-                raise completion.error
+        is_confirmed = read.route is Route.AS_HEAD_TELLS
+        if completion.error is not None and (is_confirmed or not isinstance(completion.error, ProtocolError)):
+            raise completion.error
+        if completion.error is not None or is_confirmed:
             self._add_parts(read, [(0, None)])  # the store tells the size to a GET alone, or not at all
             return
         span = read.span()
@@ -543,7 +553,7 @@ class RequestScheduler:
         if size_bytes < POOLED_BYTES_MIN:
             part.length_bytes = size_bytes
             return None
-        several = size_bytes > 2 * part_bytes and read.route is not Route.IN_ONE
+        several = size_bytes > 2 * part_bytes and read.route not in (Route.IN_ONE, Route.AS_HEAD_TELLS)
         if several:
             self._expect_large()
             self._add_parts(read, parts(ByteRange(part_bytes, size_bytes), part_bytes))
@@ -641,7 +651,8 @@ class RequestScheduler:
     def _fail_read(self, read: ObjectRead, failure: PenstockError) -> None:
         """Begin a read anew by its next route, or record that it failed."""
         route = self._next_route(read, failure)
-        read.error = read.refusal if read.refusal is not None and isinstance(failure, ProtocolError) else failure
+        is_refused = isinstance(failure, ProtocolError) or read.is_misled
+        read.error = read.refusal if read.refusal is not None and is_refused else failure
         self._abandon(read)
         if route is None:
             return
@@ -651,18 +662,22 @@ class RequestScheduler:
         fresh = ObjectRead(read.item._replace(size_bytes=None), read.sequence, route=route)
         self._undelivered_count -= read.sent_count
         self._reads[self._reads.index(read)] = fresh
-        if route is Route.IN_ONE:
-            self._sizes_hold = False
-            if read.item.target is not None and self._is_in_flight(read):
-                fresh.pending_count = 1  # it is not finished before it has begun
-                read.successor = fresh
-            else:
-                self._add_parts(fresh, [(0, None)])
-        else:
+        if route is Route.IN_PARTS:
             fresh.refusal = failure.__cause__ if isinstance(failure.__cause__, PenstockError) else failure
             first_bytes = max(1, min(self._config.part_bytes, self._budget.bytes_max // 2))
             fresh.rest = ByteRange(first_bytes, UNKNOWN_BYTES)
             self._add_parts(fresh, [(0, first_bytes)])
+        else:
+            self._whole_route = route
+            if route is Route.IN_ONE:
+                fresh.claim = read.claim
+            else:
+                fresh.refusal = failure
+            if read.item.target is not None and self._is_in_flight(read):
+                fresh.pending_count = 1  # it is not finished before it has begun
+                read.successor = fresh
+            else:
+                self._begin_whole(fresh)
 
     def _begin_successor(self, read: ObjectRead) -> None:
         """Request the read that waits until no request of `read` can write to their common memory any more."""
@@ -671,7 +686,7 @@ class RequestScheduler:
             return
         read.successor = None
         fresh.pending_count = 0
-        self._add_parts(fresh, [(0, None)])
+        self._begin_whole(fresh)
 
     def _is_in_flight(self, read: ObjectRead) -> bool:
         return any(part in self._sent for part in read.parts)
@@ -682,6 +697,8 @@ class RequestScheduler:
             return None
         if isinstance(failure, _OvergrownError):
             return Route.IN_PARTS if read.route < Route.IN_PARTS else None
+        if read.is_contradicted:
+            return Route.AS_HEAD_TELLS if read.route < Route.AS_HEAD_TELLS else None
         if read.route is not Route.AS_PLANNED:
             return None
         by_ranges = any(part.operation().span is not None for part in read.parts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
+import re
 import textwrap
 import threading
 import urllib.error
@@ -321,3 +323,89 @@ def test_what_one_identity_read_is_not_known_to_another(start: Start, tmp_path: 
         assert gateway.get("/signing/a") == Guarded.body
         with pytest.raises(urllib.error.HTTPError, match="403"):
             gateway.get("/anonymous/a")
+
+
+class Cut(Stored):
+    """The same, but a GET sends a well-formed answer that is shorter than the object, until ``is_mended``."""
+
+    body = bytes(range(256)) * 6250
+    is_mended = False
+
+    def do_GET(self) -> None:
+        if self.command == "HEAD" or "list-type" in self.path:
+            super().do_GET()
+            return
+        data = self.body if self.is_mended else self.body[:-1000]
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        self.send_response(200 if span is None else 206)
+        if span is not None:
+            first, last = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            data = data[first : last + 1]
+        self.send_header("ETag", '"1-1"')
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_HEAD = do_GET
+
+
+CUT = """
+    cache = {cache}
+    [access_points.plain]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}", anonymous = true }}
+    [access_points.gzip]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}", anonymous = true }}
+    transform = "gzip"
+    processes = 1
+    [access_points.reading]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}", anonymous = true }}
+    transform = "copy.py:{how}"
+    folder = "{folder}"
+    processes = 1
+    [access_points.handler]
+    upstream = "s3://bucket"
+    upstream_options = {{ endpoint_url = "{url}", anonymous = true }}
+    handler = {{ handler = "copy:handler", code_dir = "{folder}" }}
+    processes = 1
+"""
+COPY = """
+    import urllib.request
+    def read(reader, request):
+        return reader.read()
+    def pieces(reader, request):
+        while data := reader.read(100_000):
+            yield data
+    def handler(event, context):
+        import boto3
+        where = event["getObjectContext"]
+        data = urllib.request.urlopen(where["inputS3Url"]).read()
+        boto3.client("s3").write_get_object_response(
+            Body=data, RequestRoute=where["outputRoute"], RequestToken=where["outputToken"])
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "pieces"])
+@pytest.mark.parametrize("cache", ['"none"', '"cache:100MB,free_ratio_min=0"'], ids=["none", "cache"])
+def test_nothing_is_made_of_a_source_that_is_cut(
+    start: Start, tmp_path: Path, serve: Any, how: str, cache: str
+) -> None:
+    """If GET and HEAD state two sizes for one ETag, reading fails and nothing is kept; later the whole object is read."""
+    (tmp_path / "copied.py").write_text(textwrap.dedent(COPY))
+    answers = type("Answers", (Cut,), {})
+    text = textwrap.dedent(CUT.replace("copy.py", "copied.py").replace("copy:", "copied:"))
+    (tmp_path / "gateway.toml").write_text(text.format(url=serve(answers), folder=tmp_path, how=how, cache=cache))
+    gateway = start("--config", str(tmp_path / "gateway.toml"))
+    for name in ("gzip", "reading", "handler", "plain"):
+        if name == "plain":  # which has heard of no size yet
+            gateway.get("/plain/a", method="HEAD")
+        with pytest.raises((urllib.error.HTTPError, http.client.IncompleteRead, ConnectionError)):
+            gateway.get(f"/{name}/a")
+    answers.is_mended = True
+    found = {name: gateway.get(f"/{name}/a") for name in ("gzip", "reading", "handler", "plain")}
+    found["gzip"] = gzip.decompress(found["gzip"])
+    assert {name: len(data) for name, data in found.items()} == dict.fromkeys(found, len(Cut.body))
+    assert set(found.values()) == {Cut.body}

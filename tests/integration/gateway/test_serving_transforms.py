@@ -24,6 +24,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import penstock as ps
+from penstock.fetch import PlanItem
 from servers.gateway import WAIT_S, Gateway, wait_until
 
 if TYPE_CHECKING:
@@ -341,3 +342,20 @@ def test_a_transform_that_cannot_start(folder: Path, case: str, workers: str) ->
     assert message in done.stderr
     assert "ResourceWarning" not in done.stderr
     assert "serving" not in done.stderr
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "new"])
+def test_results_that_are_listed_with_sizes_of_sources(start: Start, folder: Path, is_kept: bool) -> None:
+    """Whoever reads all that is listed gets whole results, although ETag and size in the listing belong to two objects."""
+    data = {f"{number}.txt": b"%d" % number * 9000 for number in range(5)}
+    for key, text in data.items():
+        (folder / "data" / key).write_bytes(text)
+    gateway = start("--transform", "gzip", "--list-sizes", "source")
+    if is_kept:
+        for key in data:
+            gateway.get(f"/made/{key}")
+    with ps.connect("s3://made", endpoint_url=gateway.url, anonymous=True) as store:
+        plan = [
+            PlanItem(each.key, etag=each.etag, size_bytes=each.size_bytes) for each in store.list() if each.key in data
+        ]
+        assert {blob.key: gzip.decompress(blob.data) for blob in store.read_many(plan)} == data

@@ -7,6 +7,7 @@ part, and one call on a thread for each part of a longer one. While a client tak
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from penstock.cache import Cached
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, ProtocolError, SpanError
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
+from penstock.fetch.requests import contradiction_of
 from penstock.gateway.buckets.attributes import object_attributes
 from penstock.gateway.buckets.believed_objects import AT_ONCE_BYTES_MAX, BelievedObjects
 from penstock.gateway.buckets.requests import not_implemented
@@ -46,6 +48,8 @@ _FIRST_BYTES_MIN = 128 << 10
 _PIECE_BYTES = 1 << 20
 """Bytes that are read and sent together from the page cache. 256 and 512 KiB cost as much CPU time per byte."""
 _THREADS_COUNT_MAX = 64
+_DESCRIBED_COUNT_MAX = 4096
+"""Answers to HEAD that are remembered, far more than there are runs that read their sources; about 1 MiB."""
 
 
 class UpstreamBucket:
@@ -79,6 +83,7 @@ class UpstreamBucket:
         self._writes = writes
         self._cached = store if isinstance(store, Cached) else None
         self._known = BelievedObjects(store, hot)
+        self._described: OrderedDict[Key, ObjectInfo] = OrderedDict()  # by the last HEADs
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
 
@@ -96,8 +101,13 @@ class UpstreamBucket:
             completion = await perform_on_loop(self.store, Head(key, headers=self.store.keeps_headers))
         except ConfigError as error:
             raise ObjectMissingError("the store cannot have such a key", status=404) from error
-        assert completion.info is not None
-        return completion.info
+        info = completion.info
+        assert info is not None
+        self._described[key] = info._replace(checksums={}, headers={})
+        self._described.move_to_end(key)
+        while len(self._described) > _DESCRIBED_COUNT_MAX:
+            self._described.popitem(last=False)
+        return info
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         """Begin to read an object; see ``Bucket.open``. Cost: one request for an object of one part."""
@@ -119,7 +129,7 @@ class UpstreamBucket:
         first = None
         try:
             first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.first_bytes())
-            info = await self._with_headers(await first.wait_described())
+            info = await self._with_headers(self._checked(await first.wait_described()))
             if self._cached is not None and self._cached.config.metadata_ttl_s > 0:
                 await (
                     first.wait_body()
@@ -138,10 +148,23 @@ class UpstreamBucket:
         """Open an object whose store makes it while sending it, so that it has neither a length nor ranges beforehand."""
         first = FirstRead(self.store, Get(key), length_bytes_max=self.first_bytes())
         try:
-            return UpstreamObject(self, await self._with_headers(await first.wait_described()), first)
+            return UpstreamObject(self, await self._with_headers(self._checked(await first.wait_described())), first)
         except BaseException:
             first.cancel()
             raise
+
+    def _checked(self, info: ObjectInfo) -> ObjectInfo:
+        """Return the object that an answer describes.
+
+        Raises:
+            ProtocolError: The answer states another size of the version than a HEAD did. Of what is made of such a
+                source, nobody would notice that it is cut.
+        """
+        described = self._described.get(info.key)
+        claim = None if described is None else (described.etag, described.size_bytes)
+        if (contradiction := contradiction_of(info, claim)) is not None:
+            raise contradiction
+        return info
 
     def known(self, key: Key) -> BelievedObject | None:
         """Return an object that the cache knows; see ``BucketAtHand.known``."""

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB
+from penstock.errors import ProtocolError
 from penstock.fetch.plan import PlanItem
 from penstock.gateway.transforms.output import view_of
 from penstock.gateway.transforms.source_checksum import SourceChecksum
@@ -68,8 +69,13 @@ class VersionReader(io.RawIOBase):
 
     def _opened(self) -> ObjectReader:
         if self._file is None:
-            self._file = ObjectReader(self._store, self._source.stored_key, etag=self._source.etag)
-            self._file.seek(self._position)
+            file = ObjectReader(self._store, self._source.stored_key, etag=self._source.etag)
+            if file.size_bytes != self.size_bytes:  # by a cut answer, a short result would be made
+                raise ProtocolError(
+                    f"the source {self.key} has {file.size_bytes} bytes, not {self.size_bytes} as before"
+                )
+            self._file = file
+            file.seek(self._position)
         return self._file
 
     def _is_at_end(self) -> bool:
