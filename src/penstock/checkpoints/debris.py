@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.checkpoints import layout, markers
-from penstock.checkpoints.directory import committed_manifest, list_directory, read_metadata
-from penstock.crc import crc32c
-from penstock.errors import CheckpointError
+from penstock.checkpoints.directory import committed_manifest, is_replaced, list_directory
+from penstock.checkpoints.markers import SaveMarker
+from penstock.errors import CheckpointError, ObjectMissingError
 
 if TYPE_CHECKING:
     from penstock.checkpoints.manifest import CheckpointManifest
-    from penstock.checkpoints.markers import SaveMarker
     from penstock.store import Store
+    from penstock.types import ObjectInfo
 
 
 def find_debris(store: Store) -> list[SaveMarker]:
@@ -27,15 +27,14 @@ def find_debris(store: Store) -> list[SaveMarker]:
     return [marker for marker in markers.find_markers(store) if marker.over]
 
 
-def remove_debris(store: Store) -> list[SaveMarker]:
-    """Remove what killed saves left below a run's URL, and return their markers.
+def remove_debris(store: Store, found: list[SaveMarker]) -> list[SaveMarker]:
+    """Remove what the saves `found` left below a run's URL, and return them.
 
     Raises:
         StoreError: The store failed; what is left will be found again.
 
-    Cost: that of ``find_debris``; for each save that is over, a listing of its directory and a request per 1 000 files.
+    Cost: for each save a listing of its directory and a request per 1 000 files.
     """
-    found = find_debris(store)
     for marker in found:
         remove_save(store, marker.directory, marker.save_id)
     return found
@@ -78,18 +77,51 @@ def remove_replaced(store: Store, directory: str, manifest: CheckpointManifest) 
     if replaced:
         replaced -= {marker.save_id for marker in markers.find_markers(store)}
         # Only now: one of these saves may have committed and ended after this one committed.
-        if not _is_committed(store, directory, manifest):
+        if is_replaced(store, directory, manifest.metadata_crc32c):
             return
         _delete(store, directory, [name for name in present if _save_of(name) in replaced])
 
 
-def _is_committed(store: Store, directory: str, manifest: CheckpointManifest) -> bool:
-    """Whether the commit marker that is there now is that of `manifest`."""
-    try:
-        metadata = read_metadata(store, directory)
-    except CheckpointError:  # somebody has removed it
-        return False
-    return (len(metadata), crc32c(metadata)) == (manifest.metadata_bytes, manifest.metadata_crc32c)
+def remove_if_replaced(store: Store, directory: str, manifest: CheckpointManifest) -> None:
+    """Remove the files of a save that has committed and ended if another one has committed in the directory since."""
+    if is_replaced(store, directory, manifest.metadata_crc32c):
+        remove_save(store, directory, manifest.save_id)
+
+
+def find_replaced(store: Store) -> list[SaveMarker]:
+    """Return the saves without a marker whose files lie beside those of a later checkpoint of the same step.
+
+    Two runs that save the same steps leave such files if one is killed while the other replaces its checkpoint. Files that
+    are newer than the checkpoint are not counted, because somebody may be copying another one there.
+
+    Cost: a listing of everything below the run's URL, that of ``find_markers``, and one to three requests for each step with
+    files of several saves.
+    """
+    steps: dict[str, dict[str, ObjectInfo]] = {}
+    for key, info in list_directory(store, "").items():
+        directory, slash, name = key.partition("/")
+        if slash and layout.step_of(directory) is not None:
+            steps.setdefault(directory + slash, {})[name] = info
+    running = {
+        marker.save_id for marker in markers.find_markers(store)
+    }  # after the listing: each save begins with a marker
+    found = []
+    for directory, present in steps.items():
+        saves = {save for name in present if (save := _save_of(name)) is not None}
+        if len(saves) < 2 or layout.COMMIT_MARKER not in present:
+            continue
+        try:
+            manifest = committed_manifest(store, directory, present)
+        except (CheckpointError, ObjectMissingError):  # nobody can tell, or it is being replaced
+            continue
+        committed_s = present[layout.COMMIT_MARKER].last_modified_s or 0
+        for save_id in sorted(saves - running - {manifest.save_id if manifest is not None else ""}):
+            times = [info.last_modified_s for name, info in present.items() if _save_of(name) == save_id]
+            if manifest is not None and all(each is not None and each <= committed_s for each in times):
+                found.append(
+                    SaveMarker(save_id=save_id, directory=directory, over=True, renewed_s=committed_s, holder={})
+                )
+    return found
 
 
 def _save_of(name: str) -> str | None:

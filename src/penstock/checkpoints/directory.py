@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 METADATA_BYTES_MAX = 1024 * MIB
 """Longest commit marker that is read."""
 
-_REPLACED_MAX = 100
+REPLACED_MAX = 100
 """How often a directory is looked at again because its files have changed meanwhile: as often as saves follow each other."""
 
 Status = Literal["whole", "unchecked", "damaged", "unfinished", "missing"]
@@ -129,6 +129,14 @@ def read_metadata(store: Store, prefix: str) -> memoryview:
         ) from None
 
 
+def is_replaced(store: Store, prefix: str, metadata_crc32c: int) -> bool:
+    """Whether the commit marker is another one than that of a checksum, or is gone. Cost: one request."""
+    try:
+        return crc32c(read_metadata(store, prefix)) != metadata_crc32c
+    except CheckpointError:
+        return True
+
+
 def _raise_missing_bucket(error: ObjectMissingError) -> None:
     """Raise `error` if it says that there is no such bucket, which is another mistake than a missing checkpoint."""
     if isinstance(error, BucketMissingError) and not isinstance(error, DirectoryMissingError):
@@ -221,7 +229,7 @@ def inspect(store: Store, prefix: str = "") -> CheckpointInfo:
     """
     present = _contents(store, prefix)
     info = _inspected(store, prefix, present)
-    for _ in range(_REPLACED_MAX):
+    for _ in range(REPLACED_MAX):
         if info.status != "damaged" or (now := _contents(store, prefix)) == present:
             break
         present = now
@@ -303,14 +311,26 @@ def verify(
     Raises:
         StoreError: The directory cannot be listed.
 
-    Cost: that of ``inspect``; with `checksums`, the bytes of all files, of which parts are held.
+    Cost: that of ``inspect``; with `checksums`, the bytes of all files, of which parts are held. A checkpoint that is replaced
+        meanwhile is verified anew.
     """
+    for _ in range(REPLACED_MAX):
+        found, metadata_crc32c = _verified(store, prefix, checksums=checksums, progress=progress)
+        if not found.problems or metadata_crc32c is None or not is_replaced(store, prefix, metadata_crc32c):
+            break
+    return found
+
+
+def _verified(
+    store: Store, prefix: str, *, checksums: bool, progress: Callable[[int, int], None] | None
+) -> tuple[Verification, int | None]:
+    """Verify a checkpoint once; return what was found, and the CRC-32C of its commit marker if there was a manifest."""
     info = inspect(store, prefix)
     if info.status in ("missing", "unfinished", "unchecked"):
         problems = (
             [] if info.status == "unchecked" else [CheckpointError(info.problem or "", url=store.describe(prefix))]
         )
-        return Verification(info=info, problems=tuple(problems), files_count=info.files_count, read_bytes=0)
+        return Verification(info=info, problems=tuple(problems), files_count=info.files_count, read_bytes=0), None
     try:
         present = list_directory(store, prefix)
         manifest = committed_manifest(store, prefix, present)
@@ -318,7 +338,7 @@ def verify(
         check_metadata(manifest, read_metadata(store, prefix), store.describe(prefix + layout.COMMIT_MARKER))
     except (CheckpointError, KeyError) as error:  # KeyError: it was removed meanwhile
         problem = error if isinstance(error, CheckpointError) else CheckpointError(str(info.problem))
-        return Verification(info=info, problems=(problem,), files_count=info.files_count, read_bytes=0)
+        return Verification(info=info, problems=(problem,), files_count=info.files_count, read_bytes=0), None
     found: list[CheckpointError | StoreError] = list(check_files(store, prefix, manifest, present))
     wrong = {error.url for error in found}
     read_bytes, total_bytes = 0, sum(file.size_bytes for file in manifest.files)
@@ -339,7 +359,8 @@ def verify(
         if crc != file.crc32c:
             what = f"the file is damaged: its crc32c is {crc:08x}, and the manifest says {file.crc32c:08x}"
             found.append(CheckpointError(what, url=url, hint=_HINT))
-    return Verification(info=info, problems=tuple(found), files_count=info.files_count, read_bytes=read_bytes)
+    verification = Verification(info=info, problems=tuple(found), files_count=info.files_count, read_bytes=read_bytes)
+    return verification, manifest.metadata_crc32c
 
 
 # ── removing ────────────────────────────────────────────────────────────────────────────────────────────────────────

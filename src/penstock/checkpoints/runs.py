@@ -189,9 +189,9 @@ class Checkpoints:
         return removed
 
     def debris(self) -> list[SaveMarker]:
-        """Return the markers of the saves that were killed; see ``debris.find_debris``."""
-        return debris.find_debris(self.store)
+        """Return the saves that were killed, and those that were replaced and left files; see ``debris.py``."""
+        return debris.find_debris(self.store) + debris.find_replaced(self.store)
 
     def remove_debris(self) -> list[SaveMarker]:
-        """Remove what killed saves left; the next save does it, too. See ``debris.remove_debris``."""
-        return debris.remove_debris(self.store)
+        """Remove the files of the saves that ``debris`` returns, and return those."""
+        return debris.remove_debris(self.store, self.debris())

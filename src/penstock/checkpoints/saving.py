@@ -88,7 +88,7 @@ class CheckpointSave:
             StoreError: The store failed. Nothing was committed, unless the answer to the very last write was lost.
             ClosedError: The save has ended.
 
-        Cost: two writes, a listing of the directory and one of the run, and a request per 1 000 files removed.
+        Cost: two writes, a read, a listing of the directory and one of the run, and a request per 1 000 files removed.
         """
         if not self._open:
             raise ClosedError(f"the save {self.save_id} has ended")
@@ -110,7 +110,9 @@ class CheckpointSave:
         try:
             debris.remove_replaced(self._store, self._directory, manifest)
             self._end(delete=True)
-            debris.remove_debris(self._store)
+            # Only now: whoever replaced this checkpoint before has seen the marker, and left its files alone.
+            debris.remove_if_replaced(self._store, self._directory, manifest)
+            debris.remove_debris(self._store, debris.find_debris(self._store))
         except StoreError as error:  # credentials that may write need not be allowed to delete; the checkpoint is there
             _log.warning("The checkpoint is committed, but old files were not removed: %s", error)
         self._end()

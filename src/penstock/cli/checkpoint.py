@@ -117,7 +117,9 @@ def rm(
     keep_every: Annotated[
         int | None, typer.Option("--keep-every", metavar="N", help="With --keep-last: also keep multiples of N.")
     ] = None,
-    debris: Annotated[bool, typer.Option("--debris", help="Remove files that killed saves left behind.")] = False,
+    debris: Annotated[
+        bool, typer.Option("--debris", help="Remove files that killed and replaced saves left behind.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
     connection: ConnectionGroup,

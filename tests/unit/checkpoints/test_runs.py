@@ -21,10 +21,12 @@ from penstock.checkpoints import (
     Checkpoints,
     CheckpointSave,
     check_step,
+    debris,
     directory,
     layout,
     markers,
     remove,
+    saving,
     step_directory,
     step_of,
     verify,
@@ -259,9 +261,43 @@ def test_two_saves_of_one_step(run: Checkpoints, monkeypatch: pytest.MonkeyPatch
     one.commit(b"the first one", files)
     assert run.inspect(5).size_bytes == 201 + len(b"the last one")
     assert run.verify(5).ok
-    save(run, 5)
-    assert run.verify(5).ok
-    assert len(names(run)) == 4
+    assert len(names(run)) == 4, "the first one removed its files, because the other had seen its marker"
+
+
+def test_two_saves_of_one_step_one_of_which_is_killed(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a replaced save could not remove any more are debris; the checkpoint's and newer ones are not."""
+    at = step_directory(5)
+    one, other = CheckpointSave(run.store, at), CheckpointSave(run.store, at)
+    files, others = write(run, one, at), write(run, other, at)
+    monkeypatch.setattr(saving.debris, "remove_replaced", lambda *_: None)
+    monkeypatch.setattr(saving.debris, "remove_if_replaced", lambda *_: None)
+    one.commit(b"the first one", files)
+    assert run.debris() == []
+    other.commit(b"the last one", others)
+    with CheckpointSave(run.store, at) as running:
+        write(run, running, at)
+        kept = names(run)
+        assert [found.save_id for found in run.remove_debris()] == [one.save_id]
+        assert names(run) == {name for name in kept if one.save_id not in name}
+    copied = at + layout.data_name("0123456789ab", rank=0, index=0)
+    clock = run.store.stat(f"{at}.metadata").last_modified_s or 0
+    run.store.write(copied, b"new")
+    monkeypatch.setattr(debris, "list_directory", later(copied, clock + 1))
+    assert run.remove_debris() == []
+    assert copied in names(run)
+
+
+def later(key: str, moment_s: float) -> Any:
+    """``list_directory`` that says of an object that it was written at a moment: stores tell whole seconds."""
+
+    def listed(store: Store, prefix: str) -> Any:
+        infos = directory.list_directory(store, prefix)
+        return {
+            name: info._replace(last_modified_s=moment_s) if prefix + name == key else info
+            for name, info in infos.items()
+        }
+
+    return listed
 
 
 @pytest.mark.parametrize("meanwhile", ["read_manifest", "check_files"])
@@ -285,6 +321,21 @@ def test_a_checkpoint_that_is_replaced_is_found(
     assert newest.status == "whole"
     if meanwhile == "read_manifest":
         assert next(times, None) is None, "it was looked for again, until it stayed"
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_verified(run: Checkpoints) -> None:
+    """The new one is verified instead, and files that are gone are no damage."""
+    save(run, 5, b"first")
+    replaced: list[Any] = []
+
+    def progress(_: int, __: int) -> None:
+        if not replaced:
+            replaced.append(save(run, 5, b"the second"))
+
+    found = run.verify(5, progress=progress)
+    assert replaced
+    assert found.ok
+    assert found.info.size_bytes == 201 + len(b"the second")
 
 
 def test_a_commit_marker_that_is_removed_at_once(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

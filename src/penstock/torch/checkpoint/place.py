@@ -96,10 +96,11 @@ def checked_url(url: Any) -> str:
     """Return the URL of a directory, with a slash at its end.
 
     Raises:
-        ConfigError: It is not a URL or a path, or it is empty.
+        ConfigError: It is not a URL or a path, it is empty, or it has no bucket, so that the name of a step would become one.
     """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
-    if not isinstance(text, str) or not text:
+    scheme, mark, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
+    if not isinstance(text, str) or not text or (mark and scheme != "file" and not rest.strip("/")):
         raise ConfigError(
             f"{url!r} is not the URL of a checkpoint's directory", hint="s3://bucket/run/step-0000001000/"
         )
@@ -110,7 +111,7 @@ def checked_run_url(url: Any) -> str:
     """Return the URL of a training run, with a slash at its end.
 
     Raises:
-        ConfigError: It is not a URL or a path, it is empty, or it is that of one checkpoint, below which there are none.
+        ConfigError: It is not the URL of a directory, or it is that of one checkpoint, below which there are none.
     """
     text = checked_url(url)
     run, directory = run_and_directory(text)

@@ -11,14 +11,16 @@ from torch.futures import Future
 
 from penstock.checkpoints import layout
 from penstock.checkpoints.directory import (
+    REPLACED_MAX,
     check_files,
     check_metadata,
+    is_replaced,
     list_directory,
     read_manifest,
     read_metadata,
 )
 from penstock.crc import crc32c
-from penstock.errors import AccessDeniedError, CheckpointError
+from penstock.errors import AccessDeniedError, CheckpointError, ObjectChangedError, ObjectMissingError
 from penstock.torch.checkpoint.metadata import decode_metadata
 from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade
 from penstock.torch.checkpoint.plan_reading import PlanReader
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 
     from penstock.checkpoints import CheckpointManifest
+    from penstock.errors import DataError, StoreError
     from penstock.store import Store
     from penstock.types import ObjectInfo
 
@@ -100,23 +103,45 @@ class StorageReader(PlacedStorage, TorchStorageReader):
             CheckpointError: There is no checkpoint, one of the two files is damaged, or they belong to different saves.
             StoreError: The store failed.
         """
-        store = self._place.store()
         url = self._place.describe(layout.COMMIT_MARKER)
-        data = read_metadata(store, self._place.directory)
-        self._metadata_crc = crc32c(data)
-        self._manifest = None
-        saves = layout.saves_of_marker(data)
-        if len(saves) > 1:
-            raise CheckpointError("the file names files of several saves", url=url)
-        if saves:
-            self._manifest = read_manifest(store, self._place.directory, saves.pop())
-            check_metadata(self._manifest, data, url)
+        data = self._read_pair(url)
         metadata = decode_metadata(data, url)  # after its checksum was compared, if there is one
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = layout.new_save_id()
         self._metadata = metadata
         return metadata
+
+    def _read_pair(self, url: str) -> memoryview:
+        """Read ``.metadata``, and the manifest of the save that it names; again if the checkpoint was replaced meanwhile."""
+        store = self._place.store()
+        for attempt in range(REPLACED_MAX):
+            data = read_metadata(store, self._place.directory)
+            self._metadata_crc = crc32c(data)
+            self._manifest = None
+            saves = layout.saves_of_marker(data)
+            try:
+                if len(saves) > 1:
+                    raise CheckpointError("the file names files of several saves", url=url)
+                if saves:
+                    self._manifest = read_manifest(store, self._place.directory, saves.pop())
+                    check_metadata(self._manifest, data, url)
+                break
+            except CheckpointError:
+                if attempt == REPLACED_MAX - 1 or not self.is_replaced():
+                    raise
+        return data
+
+    def is_replaced(self) -> bool:
+        """Whether the checkpoint is not the one any more whose metadata was read last. Cost: one request."""
+        return is_replaced(self._place.store(), self._place.directory, self._metadata_crc)
+
+    def _explained(self, error: DataError | StoreError) -> DataError | StoreError:
+        """Return the error of a file that is missing or has changed; it names the cause if the checkpoint was replaced."""
+        if not self.is_replaced():
+            return error
+        url = self._place.describe(layout.COMMIT_MARKER)
+        return CheckpointError("the checkpoint was replaced while it was loaded", url=url, hint="load it again")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Remember the metadata to load by."""
@@ -152,7 +177,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         except AccessDeniedError:  # credentials that may read need not be allowed to list; reading will tell
             return plans
         for error in self._missing(store, present, seen):
-            raise error
+            raise self._explained(error)
         if self._manifest is not None:  # its files have checksums, and names that no other save uses
             return plans
         return [
@@ -180,7 +205,8 @@ class StorageReader(PlacedStorage, TorchStorageReader):
             A future that is done.
 
         Raises:
-            CheckpointError: A file is damaged. Tensors may have been written to, so the state must not be used.
+            CheckpointError: A file is damaged, or the checkpoint was replaced. Tensors may have been written to, so the state
+                must not be used.
             StoreError: The store failed, with the same consequence.
         """
         assert self._metadata is not None
@@ -194,7 +220,10 @@ class StorageReader(PlacedStorage, TorchStorageReader):
             versions=versions,
             weights_only=self._weights_only,
         )
-        reader.read(plan.items)
+        try:
+            reader.read(plan.items)
+        except (ObjectMissingError, ObjectChangedError) as error:
+            raise self._explained(error) from error
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from penstock.checkpoints import Checkpoints, check_step, step_directory
+from penstock.checkpoints.directory import REPLACED_MAX
 from penstock.compose import check_connect_options
 from penstock.config import check_whole
-from penstock.errors import ClosedError, ConfigError, StoreError
+from penstock.errors import (
+    CheckpointError,
+    ClosedError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+)
 from penstock.torch.batches import Stateful
 from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
@@ -208,18 +217,12 @@ class Checkpoint:
         self._check_open()
         self.wait()
         group = self._ranks()
-        info = group.first(lambda: _find(url, step, self._options))
-        if info is None or info.step is None:
+        parts = self._parts(group.rank, group.size, strict=strict)
+        read = _read_parts(group, parts, url, step, self._options)
+        if read is None:
             logger.info("%s has no checkpoint: the run begins", url)
             return None
-        parts = self._parts(group.rank, group.size, strict=strict)
-        with StorageReader(_directory_url(url, info.step), **self._options) as reader:
-
-            def request(metadata: Metadata) -> dict[str, ReadTarget]:
-                saved = SavedItems(metadata.state_dict_metadata, reader.checkpoint_id)
-                return {name: target for part in parts for name, target in part.request(saved).items()}
-
-            targets = read_items(group, reader, request)
+        found, targets = read
 
         def check() -> None:
             for part in parts:
@@ -227,7 +230,7 @@ class Checkpoint:
 
         group.each(check)
         _apply(group, parts, targets)
-        return info.step
+        return found
 
     # ── closing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -274,6 +277,38 @@ class Checkpoint:
         if self._rng:
             parts.append(RandomPart(rank=rank))
         return parts
+
+
+def _read_parts(
+    group: RankGroup, parts: list[StatePart], url: str | os.PathLike[str], step: int | None, options: Mapping[str, Any]
+) -> tuple[int, Mapping[str, ReadTarget]] | None:
+    """Read what `parts` want of a checkpoint, on all ranks; one that is replaced or removed meanwhile is chosen again.
+
+    Returns:
+        The step, and what was read; None if there is no checkpoint.
+    """
+    for attempts_left in reversed(range(REPLACED_MAX)):
+        info = group.first(lambda: _find(url, step, options))
+        if info is None or info.step is None:
+            return None
+        with StorageReader(_directory_url(url, info.step), **options) as reader:
+
+            def request(metadata: Metadata, url: str = reader.checkpoint_id) -> dict[str, ReadTarget]:
+                saved = SavedItems(metadata.state_dict_metadata, url)
+                return {name: target for part in parts for name, target in part.request(saved).items()}
+
+            def is_replaced(reader: StorageReader, error: BaseException) -> bool:
+                return (
+                    isinstance(error, (CheckpointError, ObjectMissingError, ObjectChangedError))
+                    and reader.is_replaced()
+                )
+
+            try:
+                return info.step, read_items(group, reader, request)
+            except BaseException as error:  # the ranks may have different ones, and all take part in what follows
+                if not any(group.each(partial(is_replaced, reader, error))) or not attempts_left:
+                    raise
+    raise AssertionError  # the last attempt returns or raises
 
 
 def _apply(group: RankGroup, parts: list[StatePart], targets: Mapping[str, ReadTarget]) -> None:

@@ -439,6 +439,23 @@ def test_files_of_two_saves(url: str) -> None:
         load(url)
 
 
+@pytest.mark.parametrize(("holder", "moment"), [(plan_reading.PlanReader, "read"), (storage_reader, "list_directory")])
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded(
+    saved: str, holder: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says so, rather than that a file is missing."""
+    whole = getattr(holder, moment)
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(holder, moment, whole)
+        dcp.save(state(), storage_writer=StorageWriter(saved))
+        return whole(*arguments)
+
+    monkeypatch.setattr(holder, moment, meanwhile)
+    with pytest.raises(CheckpointException, match=r"the checkpoint was replaced while it was loaded.*load it again"):
+        load(saved)
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated", "not a tensor"])
 def test_damage_without_a_manifest(tmp_path: Path, damage: str) -> None:
     """Damage to a checkpoint of another writer is an error that names the file as well."""

@@ -21,7 +21,7 @@ from penstock.checkpoints.directory import read_manifest
 from penstock.errors import CheckpointError, ClosedError, ConfigError, DataError, StoreError
 
 torch = pytest.importorskip("torch")
-from penstock.torch.checkpoint import model_parts, training  # noqa: E402 - imports torch
+from penstock.torch.checkpoint import model_parts, plan_reading, storage_reader, training  # noqa: E402 - imports torch
 
 pytestmark = pytest.mark.torch
 
@@ -118,13 +118,17 @@ def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_empty_url_is_refused() -> None:
-    """An empty URL is not taken for the root directory."""
+@pytest.mark.parametrize("url", ["", "s3://", "s3:///", "gs://", "memory://", "http://"])
+def test_a_url_without_a_bucket_is_refused(url: str) -> None:
+    """An empty URL is not taken for the root directory, and the name of a step for no bucket."""
     run = Run()
     for call in (
-        lambda: run.checkpoint.save("", step=1),
-        lambda: run.checkpoint.latest(""),
-        lambda: run.checkpoint.restore(""),
+        lambda: run.checkpoint.save(url, step=1),
+        lambda: run.checkpoint.save(url, step=1, wait=False),
+        lambda: run.checkpoint.latest(url),
+        lambda: run.checkpoint.restore(url),
+        lambda: ps.torch.checkpoint.StorageWriter(url),
+        lambda: ps.torch.checkpoint.StorageReader(url),
     ):
         with pytest.raises(ConfigError, match="not the URL"):
             call()
@@ -710,6 +714,33 @@ def test_a_tensor_that_cannot_be_written_to(url: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.shared .*share memory"):
         checkpoint.restore(url)
     assert torch.equal(model.weight, weight + 1)
+
+
+@pytest.mark.parametrize("moment", ["read_manifest", "list_directory", "read"])
+@pytest.mark.parametrize("becomes", ["replaced", "removed"])
+def test_a_checkpoint_that_is_replaced_while_it_is_restored(
+    url: str, moment: str, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is chosen again, so that the new one is restored; if it was removed, the newest of the others is."""
+    run, later = Run(seed=1), Run(seed=2)
+    run.checkpoint.save(url, step=3)
+    run.checkpoint.save(url, step=4)
+    holder = plan_reading.PlanReader if moment == "read" else storage_reader
+    whole = getattr(holder, moment)
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(holder, moment, whole)
+        if becomes == "replaced":
+            later.checkpoint.save(url, step=4)
+        else:
+            with Checkpoints(url) as checkpoints:
+                checkpoints.remove(4)
+        return whole(*arguments)
+
+    monkeypatch.setattr(holder, moment, meanwhile)
+    other = Run(seed=3)
+    assert other.checkpoint.restore(url) == (4 if becomes == "replaced" else 3)
+    assert other.state()[0] == (later if becomes == "replaced" else run).state()[0]
 
 
 @pytest.mark.parametrize(
