@@ -209,11 +209,19 @@ class _AugmentedSource:
             raise DataError(f"line {number} of the manifest has no attribute {name!r}", shard=self._url, field=name)
         value = row[name]
         if not name.endswith(REFERENCE_SUFFIX):
-            return (value if isinstance(value, str) else json.dumps(value)).encode()
+            return self._text(value, number)
         if not isinstance(value, str) or "://" not in value:
             raise DataError(f"line {number} of the manifest has no URL in {name!r}", shard=self._url, field=name)
         compose.check_reach(value, named_by=self._url)
         return ChannelObject(self._stores.key_of(value), PurePosixPath(value).name)
+
+    def _text(self, value: Any, number: int) -> bytes:
+        try:
+            return (value if isinstance(value, str) else json.dumps(value)).encode()
+        except (RecursionError, UnicodeEncodeError) as error:  # an escape may stand for half of a character
+            raise DataError(
+                f"line {number} of the manifest has a value that is no text: {error}", shard=self._url
+            ) from error
 
 
 class _SeveralStores:

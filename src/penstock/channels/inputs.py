@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
@@ -25,6 +25,8 @@ ATTRIBUTES_MAX = 16
 NAME_CHARACTERS_MAX = 64
 PIPES_MAX = 256
 """Largest number of pipes of one channel: each has a thread and a read-ahead of its own."""
+
+_Value = TypeVar("_Value", str, list[Any], dict[str, Any])
 
 _NAME = re.compile(r"[A-Za-z0-9.\-_]+")
 _NAMED = re.compile(r"([A-Za-z0-9.\-_]+)=(.*)", re.DOTALL)
@@ -222,28 +224,44 @@ def channel_of_request(request: Mapping[str, Any], *, mode: str = "File") -> Inp
         "ShuffleConfig",
     }
     _check_fields("a channel", request, known)
-    name = request.get("ChannelName")
-    source = request.get("DataSource") or {}
-    if not isinstance(name, str):
+    name = field_of(request, "ChannelName", str)
+    source = field_of(request, "DataSource", dict) or {}
+    if name is None:
         raise ConfigError("a channel of InputDataConfig has no ChannelName")
     if "S3DataSource" not in source:
         raise ConfigError(f"channel {name!r} has no S3DataSource", hint="penstock reads object stores and directories")
     s3 = source["S3DataSource"]
     known = {"S3DataType", "S3Uri", "S3DataDistributionType", "AttributeNames"}
     _check_fields(f"the S3DataSource of channel {name!r}", s3, known)
-    shuffle = request.get("ShuffleConfig")
+    shuffle = field_of(request, "ShuffleConfig", dict)
+    names = field_of(s3, "AttributeNames", list) or []
+    if not all(isinstance(each, str) for each in names):
+        raise ConfigError(f"channel {name!r}: AttributeNames must be texts")
     return InputChannel(
         name=name,
-        url=s3.get("S3Uri", ""),
+        url=field_of(s3, "S3Uri", str) or "",
         mode=request.get("InputMode") or _OPTIONS["mode"][1](mode),
         data_type=s3.get("S3DataType", "S3Prefix"),
         distribution=s3.get("S3DataDistributionType", "FullyReplicated"),
-        content_type=request.get("ContentType"),
+        content_type=field_of(request, "ContentType", str),
         compression=request.get("CompressionType", "None"),
         record_wrapper=request.get("RecordWrapperType", "None"),
         shuffle_seed=None if shuffle is None else shuffle.get("Seed", 0),
-        attribute_names=tuple(s3.get("AttributeNames", ())),
+        attribute_names=tuple(names),
     )
+
+
+def field_of(record: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value | None:
+    """Return a field of a request; None if there is none.
+
+    Raises:
+        ConfigError: It is of another kind.
+    """
+    value = record.get(name)
+    if value is not None and not isinstance(value, kind):
+        what = {dict: "an object", list: "a list", str: "text"}[kind]
+        raise ConfigError(f"{name} in the request must be {what}, not {value!r:.60}")
+    return value
 
 
 def _check_fields(what: str, given: Any, known: set[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from penstock.config import GIB, MIB
 from penstock.errors import CheckpointError
+from penstock.json_text import parse_json
 
 VERSION = 1
 
@@ -147,8 +148,8 @@ def decode_manifest(data: bytes | memoryview, url: str) -> CheckpointManifest:
     if len(data) > MANIFEST_BYTES_MAX:
         raise CheckpointError(f"the manifest has {len(data)} bytes, more than {MANIFEST_BYTES_MAX}", url=url)
     try:
-        document = json.loads(bytes(data), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except ValueError as error:
         raise CheckpointError(f"the manifest is not valid JSON: {error}", url=url) from None
     row = _Fields(document, "", url)
     if row.take("penstock_checkpoint", int, 0, 2**31) != VERSION:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoints import layout
 from penstock.errors import ObjectMissingError, StoreError
+from penstock.json_text import parse_json
 from penstock.store.answers import http_date_s
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _store_time_s(store: Store, infos: Iterable[ObjectInfo]) -> float:
 
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(data)
+        row = parse_json(data)
     except ValueError:
         return {}
     return row if isinstance(row, dict) else {}

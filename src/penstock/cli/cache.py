@@ -311,6 +311,7 @@ def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
 
     from penstock.errors import ConfigError
     from penstock.fetch import PlanItem
+    from penstock.json_text import parse_json
     from penstock.types import ByteRange, ObjectInfo
 
     versions: dict[str, ObjectInfo] = {}
@@ -320,7 +321,7 @@ def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
             continue
         seen.add(line)
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             key = str(row["key"])
             span = ByteRange(int(row["start"]), int(row["end"])).checked() if "start" in row else None
         except (ValueError, KeyError, TypeError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from penstock.cli.options import ConnectionGroup, expand_groups
 from penstock.cli.output import one_line, print_message
 from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
+from penstock.json_text import parse_json
 from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def run(
         result = run_job(what, connection=connection.options(), progress=report)
     for warning in result.warnings:
         print_message(f"penstock: {warning}")
+    if result.is_out_of_time:
+        print_message(f"penstock: MaxRuntimeExceeded: the program was stopped after {what.runtime_s_max} s")
     if result.failure:
         print_message(f"penstock: the program failed: {one_line(Exception(result.failure))}")
     if base is None and result.directory is not None:
@@ -143,7 +145,9 @@ def run(
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON ({error})") from error
 

@@ -13,7 +13,6 @@ its offset in twelve digits.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from bisect import bisect_left
@@ -24,6 +23,7 @@ from penstock.errors import ConfigError
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.typed import ITEM_BYTES, typed
+from penstock.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ def read_columns(description: bytes) -> tuple[Column, ...]:
         ValueError: The description is invalid.
     """
     try:
-        config = json.loads(description)
+        config = parse_json(description)
         columns = tuple(
             Column(str(name), str(encoding), size)
             for name, encoding, size in zip(
                 config["column_names"], config["column_encodings"], config["column_sizes"], strict=True
             )
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"its description of columns cannot be read: {error!r}") from None
     for column in columns:
         if column.size_bytes is not None and (not isinstance(column.size_bytes, int) or column.size_bytes < 0):

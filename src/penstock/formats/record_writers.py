@@ -20,6 +20,7 @@ from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX
 from penstock.formats.sample import RESERVED_FIELDS, check_key
 from penstock.formats.tar_writer import bytes_of
 from penstock.formats.tfrecord import masked, masked_crc
+from penstock.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ class JsonLinesWriter(RecordWriter):
         if set(sample) - RESERVED_FIELDS == {"json"} and not isinstance(sample["json"], Mapping | int | float):
             line = bytes(bytes_of("json", sample["json"]))
             try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                value = parse_json(line)
+            except ValueError as error:
                 raise ConfigError(f"field 'json' is not JSON: {error}") from None
         else:
             hidden = RESERVED_FIELDS - {"__key__"}

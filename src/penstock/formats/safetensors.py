@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
+from penstock.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -184,8 +185,8 @@ def _parse_json(text: Buffer, *, url: str) -> dict[str, Any]:
         return content
 
     try:
-        content = json.loads(bytes(text), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(bytes(text), object_pairs_hook=unique)
+    except ValueError as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"the JSON cannot be parsed: {str(error)[:120]}", url=url) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
+from penstock.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,7 +83,7 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
 
     first, _, lines = bytes(data).partition(b"\n")
     try:
-        head = json.loads(first)
+        head = parse_json(first)
         version = head["penstock_index"]
         if version != VERSION:
             raise DataError(
@@ -92,7 +93,7 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
             )
         if f"{crc32c(lines):08x}" != head["crc32c"]:
             raise DataError("its checksum is wrong", hint="run penstock index", shard=name)
-        entries: list[dict[str, Any]] = json.loads(b"[" + b",".join(lines.splitlines()) + b"]")
+        entries: list[dict[str, Any]] = parse_json(b"[" + b",".join(lines.splitlines()) + b"]")
         rows = [ShardRow(*(entry[field] for field in ShardRow._fields)) for entry in entries]
         return DatasetIndex(head["base_url"], rows)
     except (ValueError, KeyError, TypeError) as error:

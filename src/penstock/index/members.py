@@ -15,6 +15,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataError
 from penstock.formats.sample import Sample, decode_name, split_name
 from penstock.formats.tar_header import BLOCK_BYTES
+from penstock.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +125,7 @@ def decode(data: Buffer, *, count: int, item_bytes: int, name: str) -> Members:
     """
     try:
         line, _, items = bytes(data).partition(b"\n")
-        head = json.loads(line)
+        head = parse_json(line)
         names = tuple(map(str, head["names"]))
         if item_bytes not in ITEM_BYTES:
             raise ValueError(f"{item_bytes} bytes per item")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
+from penstock.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
 
     with path.open("rb") as file:
         line = file.readline(HEAD_BYTES_MAX)
-        head = json.loads(line)
+        head = parse_json(line)
         if head["penstock_pass"] != VERSION:
             raise DataError(
                 f"it has version {head['penstock_pass']}, but this penstock reads version {VERSION}", shard=path.name
@@ -74,5 +75,5 @@ def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
         raise DataError("the checksum of its table is wrong", shard=path.name)
     begin = len(line) + len(table)
     return [
-        (ShardRow(*row), ByteRange(begin + at, begin + at + size_bytes)) for *row, at, size_bytes in json.loads(table)
+        (ShardRow(*row), ByteRange(begin + at, begin + at + size_bytes)) for *row, at, size_bytes in parse_json(table)
     ]

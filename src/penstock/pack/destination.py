@@ -21,6 +21,7 @@ from penstock.errors import BucketMissingError, ConfigError, DataError, StoreErr
 from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
+from penstock.json_text import parse_json
 from penstock.pack import plan as plans
 from penstock.pack.identity import differences, job_identity
 from penstock.pack.options import check_pattern, number_in
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.index import ShardRow
     from penstock.pack.plan import PackPlan
     from penstock.store import Store
-    from penstock.types import ObjectInfo
+    from penstock.types import Blob, ObjectInfo
 
 INDEX_JSON = "index.json"
 MANIFEST_KEY = f"{FOLDER}packed.manifest"
@@ -245,8 +246,8 @@ class Destination(ShardFolder):
     def _drop_uploads(self, notes: list[str]) -> None:
         """Abort uploads that were not committed, if the store still knows them and allows it."""
         for blob in self.store.read_many(notes):
-            name, upload_id = json.loads(bytes(blob.data))
-            with suppress(StoreError):
+            with suppress(StoreError, ConfigError, ValueError, TypeError):  # somebody else may have written the note
+                name, upload_id = parse_json(blob.data)
                 perform(self.store, AbortMultipart(name, upload_id))
         self.store.delete(notes)
 
@@ -315,7 +316,7 @@ class Destination(ShardFolder):
             if row.format.startswith("mds"):
                 folders.setdefault(name[: name.rfind("/") + 1], []).append(f"{MDS_ENTRIES_PREFIX}{name}.json")
         for folder, keys in folders.items():
-            entries = [json.loads(bytes(blob.data)) for blob in self.store.read_many(keys)]
+            entries = [_entry_of(blob) for blob in self.store.read_many(keys)]
             self.store.write(folder + INDEX_JSON, index_json(entries))
 
     def _manifest(self, plan: PackPlan, index: DatasetIndex) -> bytes:
@@ -335,6 +336,17 @@ class Destination(ShardFolder):
                 {"key": key, "size_bytes": row.size_bytes, "etag": row.etag, "samples_count": row.samples_count}
             )
         return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _entry_of(blob: Blob) -> dict[str, Any]:
+    """Return what ``index.json`` says of a shard, from the file that its packing has left."""
+    try:
+        entry: dict[str, Any] = parse_json(blob.data)
+    except ValueError as error:
+        raise DataError(
+            f"it is not JSON ({error})", hint="--overwrite packs the shard again", shard=blob.key
+        ) from error
+    return entry
 
 
 def _versions(format_name: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
+from penstock.json_text import parse_json
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import PlanEntry, PlanMember, split_of
 from penstock.pack.identity import unsigned_url
@@ -195,7 +196,7 @@ def decode(data: Buffer, name: str) -> PackPlan:
     """
     try:
         lines = gzip.decompress(bytes(data)).split(b"\n")
-        head = json.loads(lines[0])
+        head = parse_json(lines[0])
         if head["penstock_plan"] != PLAN_VERSION:
             raise DataError(
                 f"it has version {head['penstock_plan']}, but this penstock reads version {PLAN_VERSION}", shard=name
@@ -225,7 +226,7 @@ def _contents(plan: PackPlan) -> dict[str, list[Any]]:
 
 
 def _decode_shard(line: bytes) -> ShardPlan:
-    name, size_bytes, entries = json.loads(line)
+    name, size_bytes, entries = parse_json(line)
     decoded = tuple(
         PlanEntry(key, tuple(PlanMember(*member) for member in members), values) for key, members, values in entries
     )

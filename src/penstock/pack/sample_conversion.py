@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, without_content
 from penstock.formats.mds_writer import Encoded
+from penstock.json_text import parse_json
 from penstock.pack.written_formats import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _one_record(fields: dict[str, Any]) -> dict[str, Any]:
 def _json_with_key(fields: dict[str, Any]) -> dict[str, Any]:
     """Return a sample that is one JSON object, with its key as a name of that object."""
     try:
-        value = json.loads(bytes(fields["json"]))
+        value = parse_json(bytes(fields["json"]))
     except ValueError as error:
         raise DataError(f"it is not JSON ({error})", sample_key=fields["__key__"], field="json") from error
     return {**value, "__key__": fields["__key__"]} if isinstance(value, dict) else fields

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
+from penstock.json_text import parse_json
 from penstock.pack.fields import FieldSpec
 from penstock.redaction import public_url
 from penstock.version import install_hint
@@ -45,7 +45,7 @@ def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise DataError(f"line {number} of the table is not JSON ({error})", shard=url) from error
         if not isinstance(row, dict):

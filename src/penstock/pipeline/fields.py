@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from penstock.buffers import is_typed
 from penstock.errors import ConfigError
+from penstock.json_text import parse_json
 from penstock.tracebacks import function_name
 from penstock.version import install_hint
 
@@ -209,7 +209,7 @@ class Json(Field):
 
     def decode(self, data: memoryview) -> Any:
         """Return a dict, list, str, int, float, bool or None."""
-        return json.loads(bytes(data))
+        return parse_json(data)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import bindings, compose
 from penstock.errors import ConfigError, DecodeError
+from penstock.json_text import parse_json
 from penstock.pipeline import Objects, Pipeline, Shards
 from penstock.redaction import public_url
 from penstock.version import install_hint
@@ -125,7 +125,7 @@ def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
         if name.endswith(".parquet"):
             return _rows_of_parquet(data)
         if name.endswith((".jsonl", ".ndjson")):
-            rows: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines() if line.strip()]
+            rows: list[dict[str, Any]] = [parse_json(line) for line in data.splitlines() if line.strip()]
             if bad := [row for row in rows if not isinstance(row, dict)]:
                 raise ValueError(f"the row {bad[0]!r:.40} is not a JSON object")
             return rows

@@ -281,6 +281,39 @@ def test_a_program_that_does_not_end(start: Callable[..., subprocess.Popen[str]]
     assert left_in(tmp_path / "tmp") == []
 
 
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("sys.exit(0)", 0), ("None", 128 + 9), ("signal.signal(15, signal.SIG_DFL), os.kill(os.getpid(), 15)", 128 + 15)],
+)
+def test_the_maximal_runtime_of_a_request(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, ending: str, code: int
+) -> None:
+    """After MaxRuntimeInSeconds, the program gets SIGTERM, and later SIGKILL; a message says so, and results are stored."""
+    (tmp_path / "job.json").write_text(json.dumps({"StoppingCondition": {"MaxRuntimeInSeconds": 1}}))
+    (tmp_path / "train.py").write_text(
+        "import os, signal, sys\n"
+        "open(os.environ['SM_MODEL_DIR'] + '/m', 'w').write('model')\n"
+        f"signal.signal(15, lambda *_: [{ending}])\n"
+        "while True: signal.pause()\n"
+    )
+    done = run("--job", "job.json", "--stop-s", "0.5", "--model-url", "out/", "--", sys.executable, "train.py")
+    assert done.returncode == code, done.stderr
+    assert "penstock: MaxRuntimeExceeded: the program was stopped after 1 s" in done.stderr
+    assert (tmp_path / "out" / "m").read_text() == "model"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"HyperParameters": {"a": ' + "9" * 5000 + "}}", "{", "\xff"])
+def test_a_request_that_is_not_json(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, text: str
+) -> None:
+    """A request that Python cannot hold, or that is not there, is an error that names the file."""
+    (tmp_path / "job.json").write_text(text, encoding="latin-1")
+    done = run("--job", "job.json", "--", "true")
+    assert (done.returncode, done.stderr.startswith("penstock: job.json is not JSON")) == (1, True), done.stderr
+    done = run("--job", "gone.json", "--", "true")
+    assert (done.returncode, done.stderr) == (1, "penstock: cannot read gone.json: No such file or directory\n")
+
+
 def test_children_end_with_the_program(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """What the program leaves running, even in a session of its own, ends with it."""
     process = start(

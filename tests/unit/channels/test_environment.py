@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from penstock.channels.environment.hosts import Hosts, expand_nodes, find_hosts
 from penstock.channels.environment.layout import ContainerLayout
 from penstock.channels.environment.variables import Environment, variables
 from penstock.errors import ConfigError
+
+NESTED = "[" * 100_000 + "]" * 100_000
 
 ENVIRONMENT = Environment(
     layout=ContainerLayout(base=Path("/opt/ml")),
@@ -191,3 +194,22 @@ def test_bad_node_lists(text: str) -> None:
     """A list of nodes that is not valid is refused."""
     with pytest.raises(ConfigError):
         expand_nodes(text)
+
+
+def test_hyperparameters_that_are_nested_too_deeply() -> None:
+    """Text of many brackets stays text, as SageMaker's toolkit keeps what is not JSON; no depth is a RecursionError."""
+    assert hyperparameters_of({"a": NESTED, "b": "9" * 5000}) == {"a": NESTED, "b": "9" * 5000}
+    assert arguments_of({"a": NESTED}) == ["-a", NESTED]
+    for depth in range(880, 1000, 3):
+        try:
+            variables(replace(ENVIRONMENT, hyperparameters={"a": "[" * depth + "]" * depth}))
+        except ConfigError as error:
+            assert "nested too deeply" in str(error)  # noqa: PT017 - most depths are no error
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    for wrong in (value, {1, 2}, float):
+        with pytest.raises(ConfigError, match="hyperparameter 'a' cannot be JSON"):
+            hyperparameters_config({"a": wrong})
+    while value:
+        value = value[0]  # type: ignore[assignment]  # to free it level by level

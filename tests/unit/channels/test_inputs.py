@@ -125,6 +125,39 @@ def test_bad_requests(request_part: Any, message: str) -> None:
         channel_of_request(request_part)
 
 
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (3, "must be an object"),
+        ({"InputDataConfig": {"a": 1}}, "InputDataConfig in the request must be a list"),
+        ({"InputDataConfig": [3]}, "a channel is a int"),
+        (
+            {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": 3}}}]},
+            "S3Uri .* must be text",
+        ),
+        (
+            {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {"AttributeNames": [3]}}}]},
+            "AttributeNames must be texts",
+        ),
+        ({"AlgorithmSpecification": []}, "AlgorithmSpecification .* must be an object"),
+        ({"HyperParameters": [1]}, "HyperParameters .* must be an object"),
+        ({"Environment": {"A=B": "x"}}, "Environment .* has 'A=B'"),
+        ({"Environment": {"A": 1}}, "Environment .* has 'A'"),
+        ({"TrainingJobName": "../../x"}, "TrainingJobName '../../x' must be 1 to 63"),
+        ({"OutputDataConfig": {"S3OutputPath": []}}, "S3OutputPath .* must be text"),
+        (
+            {"StoppingCondition": {"MaxRuntimeInSeconds": 0}},
+            "MaxRuntimeInSeconds=0 must be a whole number of at least 1",
+        ),
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": "9"}}, "MaxRuntimeInSeconds='9' must be a whole number"),
+    ],
+)
+def test_requests_of_another_form(request_: Any, message: str) -> None:
+    """A field of a request that is of another kind, or out of bounds, is refused by its name."""
+    with pytest.raises(ConfigError, match=message):
+        fields_of_request(request_)
+
+
 def test_names_must_differ() -> None:
     """Two channels of one name are refused, also where a pipe of one has the name of the other."""
     one = InputChannel(name="a", url="s3://b/")

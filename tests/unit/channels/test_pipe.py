@@ -316,6 +316,8 @@ def test_lines_of_an_augmented_manifest_stay_together(
         ('{"a-ref": "x"}\n', "line 1 of the manifest has no URL in 'a-ref'"),
         ('{"a-ref": "memory://bucket/x"}\n{"A-ref": "memory://bucket/x"}', "line 2 of the manifest has no attribute 'a-ref'"),
         ("\n", "has no line"),
+        ('{"a-ref": "memory://bucket/x"}\n' + "[" * 100_000, "line 2 of the manifest is not JSON .it is nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "line 1 of the manifest is not JSON"),
     ],
 )  # fmt: skip
 def test_bad_augmented_manifests(stores: Stores, begin: Callable[..., PipeChannel], text: str, message: str) -> None:

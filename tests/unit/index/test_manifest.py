@@ -77,7 +77,7 @@ def test_sagemaker() -> None:
         "s3://bucket/some/prefix/1.tar",
         "s3://bucket/some/pre-2.tar",
     ]
-    for wrong in (b"[]", b'["a"]', b'[{"prefix": ""}]', b'[{"prefix": "s3://b/"}, 3]', b"[1"):
+    for wrong in (b"[" * 100_000, b"[]", b'["a"]', b'[{"prefix": ""}]', b'[{"prefix": "s3://b/"}, 3]', b"[1"):
         with pytest.raises(DataError, match="manifest"):
             read_manifest(wrong, url=URL)
 
@@ -193,3 +193,10 @@ def test_what_a_manifest_may_name(url: str, reached: list[str], refused: list[st
     for each in refused:
         with pytest.raises(DataError, match="may name only"):
             check_reach(each, named_by=url)
+
+
+@pytest.mark.parametrize("row", ["[" * 100_000, '{"a":' * 100_000, '{"key": "a", "size": ' + "9" * 5000 + "}"])
+def test_json_that_python_cannot_hold(row: str) -> None:
+    """JSON that is nested too deeply, or has a number of too many digits, is an error that names the line."""
+    with pytest.raises(DataError, match="line 2 of the manifest is not JSON"):
+        read_manifest(b'{"key": "a"}\n' + row.encode(), url=URL)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,8 +51,18 @@ def resource_config(hosts: Hosts) -> dict[str, Any]:
 
 
 def hyperparameters_config(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the contents of ``hyperparameters.json``, in which every value is text: JSON, unless it was text already."""
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    """Return the contents of ``hyperparameters.json``, in which every value is text: JSON, unless it was text already.
+
+    Raises:
+        ConfigError: A value cannot be JSON.
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        try:
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"hyperparameter {name!r} cannot be JSON: {error}") from error
+    return found
 
 
 def hyperparameters_of(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -59,7 +70,7 @@ def hyperparameters_of(texts: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            found[name] = json.loads(text)
+            found[name] = parse_json(text)
         except ValueError:
             found[name] = text
     return found

@@ -21,6 +21,7 @@ from penstock.channels.environment.configuration import (
     resource_config,
 )
 from penstock.channels.environment.hosts import Hosts
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -153,7 +154,10 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise ConfigError("a hyperparameter is nested too deeply") from None
 
 
 def _script(command: Sequence[str]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.channels.environment.configuration import arguments_of, check_hyperparameters, hyperparameters_config
 from penstock.channels.environment.hosts import Hosts
-from penstock.channels.inputs import channel_of_request, check_channels
+from penstock.channels.inputs import channel_of_request, check_channels, field_of
 from penstock.channels.runner.stopping import STOP_S
-from penstock.config import check_number
+from penstock.config import check_number, check_whole
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.channels.inputs import InputChannel
+
+
+_NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,7 @@ class Job:
         output_url: Where the output goes, in the same way.
         checkpoint_url: Prefix of the checkpoints.
         stop_s: Seconds that the program has after a signal.
+        runtime_s_max: Seconds after its start at which the program is stopped by SIGTERM.
         strict: Whether SageMaker's own limits hold.
 
     Raises:
@@ -56,6 +62,7 @@ class Job:
     output_url: str | None = None
     checkpoint_url: str | None = None
     stop_s: float = STOP_S
+    runtime_s_max: float = math.inf
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -90,17 +97,33 @@ def fields_of_request(request: Any, *, mode: str = "File") -> dict[str, Any]:
         request = {"InputDataConfig": request}
     if not isinstance(request, dict):
         raise ConfigError("a training job must be an object, or the list of its input channels")
-    mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode") or mode
+    job_mode = field_of(_record(request, "AlgorithmSpecification"), "TrainingInputMode", str) or mode
+    environment = _record(request, "Environment")
+    for name, value in environment.items():
+        if not name or "=" in name or not isinstance(value, str) or "\0" in name + value:
+            raise ConfigError(f"Environment in the request has {name!r:.60}, which cannot be a variable of text")
     found: dict[str, Any] = {
-        "channels": tuple(channel_of_request(each, mode=mode) for each in request.get("InputDataConfig") or ()),
-        "hyperparameters": dict(request.get("HyperParameters") or {}),
-        "environment": dict(request.get("Environment") or {}),
+        "channels": tuple(
+            channel_of_request(each, mode=job_mode) for each in field_of(request, "InputDataConfig", list) or []
+        ),
+        "hyperparameters": dict(_record(request, "HyperParameters")),
+        "environment": dict(environment),
     }
-    if name := request.get("TrainingJobName"):
-        found["name"] = name
-    if path := (request.get("OutputDataConfig") or {}).get("S3OutputPath"):
+    if job_name := field_of(request, "TrainingJobName", str):
+        if not _NAME.fullmatch(job_name):
+            raise ConfigError(f"TrainingJobName {job_name!r:.80} must be 1 to 63 letters, digits and hyphens")
+        found["name"] = job_name
+    if path := field_of(_record(request, "OutputDataConfig"), "S3OutputPath", str):
         folder = f"{path.rstrip('/')}/{found.get('name', 'penstock')}/output"
         found |= {"model_url": f"{folder}/model.tar.gz", "output_url": f"{folder}/output.tar.gz"}
-    if url := (request.get("CheckpointConfig") or {}).get("S3Uri"):
+    if url := field_of(_record(request, "CheckpointConfig"), "S3Uri", str):
         found["checkpoint_url"] = url
+    seconds = _record(request, "StoppingCondition").get("MaxRuntimeInSeconds")
+    if seconds is not None:
+        check_whole("MaxRuntimeInSeconds", seconds, 1)
+        found["runtime_s_max"] = seconds
     return found
+
+
+def _record(request: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return field_of(request, name, dict) or {}

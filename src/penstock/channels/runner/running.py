@@ -50,12 +50,14 @@ class RunResult:
         warnings: If the program failed, why reads from its mounts failed, by object and cause; the program itself sees only
             a number such as ``EIO``. Each begins with the name of the channel.
         directory: Base directory, if it still holds results of the program; None if it was removed.
+        is_out_of_time: Whether the program was stopped because the ``MaxRuntimeInSeconds`` of its request were over.
     """
 
     exit_code: int
     failure: str
     warnings: tuple[str, ...]
     directory: Path | None
+    is_out_of_time: bool = False
 
 
 class RunProgress(Protocol):
@@ -197,7 +199,9 @@ def _run_in(
     if job.checkpoint_url is not None:
         uploader = CheckpointUploader(base.layout.checkpoints, job.checkpoint_url, stores.open)
     try:
-        exit_code, warnings = _run_program(base, job, stores, interruptions=interruptions, progress=progress)
+        exit_code, warnings, is_out_of_time = _run_program(
+            base, job, stores, interruptions=interruptions, progress=progress
+        )
     finally:
         if uploader is not None:
             uploader.close()
@@ -205,13 +209,18 @@ def _run_in(
     if _store_results(job, base, stores):
         base.forget_results()
     directory = base.layout.base if not base.is_private or base.has_results else None
-    return RunResult(exit_code=exit_code, failure=failure, warnings=warnings, directory=directory)
+    return RunResult(
+        exit_code=exit_code, failure=failure, warnings=warnings, directory=directory, is_out_of_time=is_out_of_time
+    )
 
 
 def _run_program(
     base: BaseDirectory, job: Job, stores: RunStores, *, interruptions: Interruptions, progress: RunProgress | None
-) -> tuple[int, tuple[str, ...]]:
-    """Run the program with its channels, and return its exit code, and the channels' warnings if it is not 0.
+) -> tuple[int, tuple[str, ...], bool]:
+    """Run the program with its channels.
+
+    Returns:
+        Its exit code; the channels' warnings if that is not 0; whether it was stopped because its time was over.
 
     Raises:
         PenstockError: A channel failed, or the program could not be started.
@@ -232,13 +241,11 @@ def _run_program(
                 pass_fds=(base.lock_fd,),
             )
             stack.callback(program.close)
-        exit_code = _wait(program, channels, Stopping(program, stop_s=job.stop_s), layout)
-        if not exit_code:
-            return 0, ()
-        named = zip(job.channels, channels, strict=True)
-        return exit_code, tuple(
-            f"channel {each.name}: {text}" for each, channel in named for text in channel.warnings()
-        )
+        stopping = Stopping(program, stop_s=job.stop_s, runtime_s_max=job.runtime_s_max)
+        exit_code = _wait(program, channels, stopping, layout)
+        named = zip(job.channels, channels, strict=True) if exit_code else ()
+        warnings = tuple(f"channel {each.name}: {text}" for each, channel in named for text in channel.warnings())
+        return exit_code, warnings, stopping.is_out_of_time
 
 
 def _wait(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -26,11 +27,17 @@ class Stopping:
     Args:
         program: The program.
         stop_s: Seconds that it has after the first signal.
+        runtime_s_max: Seconds after which it gets SIGTERM.
+
+    Attributes:
+        is_out_of_time: Whether it has got SIGTERM for that reason.
     """
 
-    def __init__(self, program: SupervisedProgram, *, stop_s: float = STOP_S) -> None:
+    def __init__(self, program: SupervisedProgram, *, stop_s: float = STOP_S, runtime_s_max: float = math.inf) -> None:
         self._program = program
         self._stop_s = stop_s
+        self._runtime_end_s = time.monotonic() + runtime_s_max
+        self.is_out_of_time = False
         self._deadline_s: float | None = None
         self.signal_number: int | None = None
         """The first signal that the runner has received; None if none came."""
@@ -58,8 +65,12 @@ class Stopping:
         self._program.send(signal.SIGTERM)
 
     def check(self) -> None:
-        """End the program and all that it started if its time is over."""
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+        """Ask the program to end if its time is over; end it and all that it started if it has not done so in time."""
+        now_s = time.monotonic()
+        if self._deadline_s is None and now_s >= self._runtime_end_s:
+            self.is_out_of_time = True
+            self.stop()
+        if self._deadline_s is not None and now_s >= self._deadline_s:
             self._program.kill()
 
     def _begin(self) -> None:
