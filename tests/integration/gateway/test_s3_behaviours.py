@@ -307,6 +307,15 @@ def test_headers_of_an_object_are_kept(endpoint: Endpoint) -> None:
         assert answer["ExpiresString"] == "Wed, 02 Jan 2030 00:00:00 GMT"
 
 
+@pytest.mark.parametrize("sent", ["deflate, gzip", "aws-chunked, deflate, gzip", "deflate,gzip"])
+def test_an_encoding_is_kept_as_it_was_sent(endpoint: Endpoint, sent: str) -> None:
+    """Only the coding of the transfer is left out."""
+    bucket = endpoint.bucket()
+    endpoint.s3.put_object(Bucket=bucket, Key="k", Body=b"x", ContentEncoding=sent)
+    kept = endpoint.s3.head_object(Bucket=bucket, Key="k")["ContentEncoding"]
+    assert kept == sent.removeprefix("aws-chunked, ")
+
+
 def test_user_metadata_is_kept(endpoint: Endpoint) -> None:
     """Names come back in lower case, values as they were."""
     bucket = endpoint.bucket()

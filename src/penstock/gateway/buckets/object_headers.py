@@ -54,7 +54,10 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise S3Error("InvalidStorageClass", "The storage class you specified is not valid", status=400)
     if storage_class != "STANDARD":
         kept["x-amz-storage-class"] = storage_class
-    _drop_transfer_coding(kept)
+    if encoding := content_encoding(headers):
+        kept["Content-Encoding"] = encoding
+    else:
+        kept.pop("Content-Encoding", None)
     return kept
 
 
@@ -70,13 +73,15 @@ def refuse_shared_access(headers: Mapping[str, str]) -> None:
             raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
 
 
-def _drop_transfer_coding(kept: dict[str, str]) -> None:
-    """Remove ``aws-chunked``, which describes how the body was sent, from the encoding of the object."""
-    if "Content-Encoding" in kept:
-        codings = [coding.strip() for coding in kept["Content-Encoding"].split(",")]
-        kept["Content-Encoding"] = ",".join(coding for coding in codings if coding and coding != "aws-chunked")
-        if not kept["Content-Encoding"]:
-            del kept["Content-Encoding"]
+def content_encoding(headers: Mapping[str, str]) -> str:
+    """Return the encoding of an object: without ``aws-chunked``, which describes how the body was sent, else as it was sent."""
+    text = headers.get("Content-Encoding", "")
+    codings = [coding.strip() for coding in text.split(",")]
+    return (
+        ", ".join(coding for coding in codings if coding not in ("", "aws-chunked"))
+        if "aws-chunked" in codings
+        else text
+    )
 
 
 def checksum_wanted(headers: Mapping[str, str]) -> tuple[str, str]:

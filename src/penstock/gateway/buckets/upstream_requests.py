@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
-from penstock.gateway.buckets.object_headers import refuse_shared_access
+from penstock.gateway.buckets.object_headers import content_encoding, refuse_shared_access
 from penstock.gateway.buckets.requests import access_denied, not_implemented
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.s3_text import escaped, url_encoded
@@ -29,7 +29,6 @@ _PASSED = frozenset(
     {
         "cache-control",
         "content-disposition",
-        "content-encoding",
         "content-language",
         "content-md5",
         "content-type",
@@ -119,9 +118,8 @@ def passed_request(request: GatewayRequest, endpoint: S3Endpoint, options: S3Opt
                 query[name] = endpoint.prefix + query.get(name, "")
     text = "&".join(f"{quote(name, safe='-_.~')}={quote(query[name], safe='-_.~')}" for name in sorted(query))
     headers = {name: value for name, value in request.headers.items() if _is_passed(name.lower())}
-    codings = [coding.strip() for coding in headers.pop("Content-Encoding", "").split(",")]
-    if kept := ",".join(coding for coding in codings if coding and coding != "aws-chunked"):
-        headers["Content-Encoding"] = kept
+    if encoding := content_encoding(request.headers):
+        headers["Content-Encoding"] = encoding
     lines = options.headers()
     if request.method in ("PUT", "POST") and request.key and "tagging" not in request.query:
         lines += options.key_headers()
