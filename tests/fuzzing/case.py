@@ -54,6 +54,8 @@ class Case:
         stride: Into how many loaders the batches are divided, as among the workers of a DataLoader.
         stopped: Batches of each rank before the stop; 0: the job is not stopped.
         paused: Batches of each rank behind which its loop breaks, and is begun again; 0: it does not.
+        reweighted: Batches of each rank behind which the weights of the mix are turned round, from the next batch on; None:
+            they are not.
         killed: Batch of rank 0 behind which one of its worker processes is killed; 0: none is.
         gap_bytes: Of ``FetchConfig``.
         leads: Whether all runs are led by single samples, however short they are.
@@ -80,6 +82,7 @@ class Case:
     stride: int = 1
     stopped: int = 0
     paused: int = 0
+    reweighted: int | None = None
     killed: int = 0
     gap_bytes: int = 0
     leads: bool = False
@@ -105,6 +108,11 @@ class Case:
     def is_shuffled(self) -> bool:
         """Whether it is: an evaluation is not."""
         return self.window is not None and not self.evaluates
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether batches come in order: worker processes give them so in any case."""
+        return self.in_order or min(self.processes) > 0
 
     def global_size(self, world_size: int) -> int:
         """Positions of a batch of all ranks."""
@@ -153,15 +161,24 @@ def drawn_case(number: int, *, with_processes: bool = False) -> Case:
         agrees=rng.random() < 0.5 or case.carries or not is_indexed,
         stopped=stopped,
         paused=rng.choice([0, 0, rng.randint(1, 6)]),
+        reweighted=rng.randint(0, stopped or 8)
+        if sources_count > 1 and not case.carries and rng.random() < 0.5
+        else None,
     )
     if with_processes:
         killed = rng.choice([0, rng.randint(1, 6)])
         processes = rng.choice([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2)])
-        return replace(case, processes=processes, killed=killed, stopped=stopped if processes[0] else max(1, stopped))
+        case = replace(case, processes=processes, killed=killed, stopped=stopped if processes[0] else max(1, stopped))
+        return replace(case, in_order=rng.random() < 0.6 or not _may_be_unordered(case))
     kind = rng.choice(["as it is", "as it is", "divided", "in any order"])
     if kind == "divided" and worlds == (1, 1):
-        return replace(case, stride=rng.randint(2, 4), stopped=0)
-    return replace(case, in_order=kind != "in any order" or case.worlds[0] != case.worlds[1])
+        return replace(case, stride=rng.randint(2, 4), stopped=0, reweighted=None)
+    return replace(case, in_order=kind != "in any order" or not _may_be_unordered(case))
+
+
+def _may_be_unordered(case: Case) -> bool:
+    """Whether the loader takes a state of batches out of order, and a change of weights."""
+    return case.worlds[0] == case.worlds[1] and case.reweighted is None
 
 
 def _stage(rng: Random) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def check(case: Case) -> None:
         _compare(case, first, [batches[: case.stopped] for batches in expected], is_part=True)
         left = rest_of_job(case, expected)
         rest, _ = _run(case, made, folder, turn=1, states=states)
-        if case.in_order:
+        if case.is_ordered:
             _compare(case, rest, left)
         else:
             _compare(case, [[*one, *two] for one, two in zip(first, rest, strict=True)], expected)
@@ -72,7 +72,7 @@ def _compare(case: Case, found: list[list[Batch]], expected: list[list[Batch]], 
     for rank, (got, wanted) in enumerate(zip(found, expected, strict=True)):
         wanted = [_seen_as(case, batch) for batch in wanted]
         assert len(got) == len(wanted), f"rank {rank}: {len(got)} batches, not {len(wanted)}"
-        if case.in_order:
+        if case.is_ordered:
             for number, (left, right) in enumerate(zip(got, wanted, strict=True)):
                 assert left == right, f"rank {rank}, batch {number}: {left}, not {right}"
         elif not is_part:
@@ -114,9 +114,14 @@ def _run(
                 loader.load_state_dict(states[rank % len(states)])
             if case.is_indexed and not case.carries and states is None:
                 assert len(loader) == len(range(stride[0], batches_count(case), stride[1]))
+            if case.reweighted == 0 and not turn:
+                loader.set_weights([share for _, _, share in case.sources[::-1]], from_batch=0)
             for epoch in loader.epochs(EPOCHS):
                 for batch in loader:
                     found.append(_seen(case, batch, epoch))
+                    if case.reweighted == len(found) and not turn:
+                        handed_out_count = loader.state_dict()["batches"]
+                        loader.set_weights([share for _, _, share in case.sources[::-1]], from_batch=handed_out_count)
                     if case.killed == len(found) and not rank and not turn:
                         _kill_one()
                     if len(found) == stop:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -53,14 +55,14 @@ def whole_job(case: Case) -> list[list[Batch]]:
 
 def batches_count(case: Case) -> int:
     """Batches of a whole epoch, where an index tells: those included that are not given, because nothing of them is left."""
-    count, size = len(_indexed(case, 0)), case.global_size(case.worlds[0])
+    count, size = len(_indexed(replace(case, reweighted=None), 0)), case.global_size(case.worlds[0])
     count = count if case.take is None else min(count, case.take)
     return count // size if case.drop_last and not case.evaluates else -(-count // size)
 
 
 def rest_of_job(case: Case, whole: list[list[Batch]]) -> list[list[Batch]]:
     """By rank of the second world, what is left behind the stop."""
-    if not case.is_indexed or case.carries or not case.in_order:
+    if not case.is_indexed or case.carries or not case.is_ordered:
         return [batches[case.stopped :] for batches in whole]
     last = whole[0][case.stopped - 1]
     ranks: list[list[Batch]] = [[] for _ in range(case.worlds[1])]
@@ -192,7 +194,7 @@ def drawn(seed: int, epoch: int, position: int, copy: int) -> int:
 def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
     """Number and position, position by position."""
     order: IndexedOrder | MixOrder
-    window, lanes = case.window or 1, case.lanes
+    window, lanes, shares = case.window or 1, case.lanes, [share for _, _, share in case.sources]
     if lanes is None and not case.is_shuffled:
         lanes = case.worlds[0]
     counts = [sizes if name != "objects" else (1,) * sum(sizes) for name, sizes, _ in case.sources]
@@ -207,12 +209,15 @@ def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
                 MixedSource(samples=each, window=max(1, window // len(counts)), shuffled=case.is_shuffled)
                 for each in counts
             ),
-            history=(MixWeights([share for _, _, share in case.sources], 0, 0),),
+            history=(MixWeights(shares, 0, 0),),
             stop=case.stop,  # type: ignore[arg-type]
             seed=case.seed if case.is_shuffled else 0,
-            epoch=epoch,
             lanes=lanes,
         )
+        change = _change(case)
+        if change is not None:
+            order = order.at_epoch(change.epoch).with_weights(shares[::-1], position=change.position)
+        order = order.at_epoch(epoch)
     firsts = list(accumulate((sum(each) for each in counts), initial=0))
     places = [order.locate(position) for position in range(order.samples_count)]
     numbers = [
@@ -221,6 +226,25 @@ def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
     ]
     lost = case.corrupt[1] if case.corrupt is not None else None
     return [(number if number != lost else -1, position) for position, number in enumerate(numbers)]
+
+
+class _Change(NamedTuple):
+    """The place where the weights of a mix change."""
+
+    epoch: int
+    position: int
+
+
+@cache
+def _change(case: Case) -> _Change | None:
+    """Where the weights change: before the job, or behind a batch of it; None: never."""
+    if not case.reweighted:
+        return None if case.reweighted is None else _Change(0, 0)
+    before = whole_job(replace(case, reweighted=None))[0][: case.stopped or None]
+    if len(before) < case.reweighted:
+        return None
+    last = before[case.reweighted - 1]
+    return _Change(last.epoch, last.end)
 
 
 def _streamed(case: Case, epoch: int, rank: int, world_size: int) -> list[tuple[int, int]]:
