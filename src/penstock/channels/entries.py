@@ -7,6 +7,7 @@ together. Entries are found while they are used, so that the first bytes of an o
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from itertools import islice
 from pathlib import PurePosixPath
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import compose
 from penstock.channels.entry_table import ChannelObject, EntryTable
+from penstock.channels.inside import is_path
 from penstock.errors import ConfigError, DataError, ObjectMissingError
 from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
 from penstock.json_text import parse_json
@@ -82,7 +84,8 @@ def open_source(channel: InputChannel, connect: Connect) -> EntrySource:
 class _PrefixSource:
     """All objects whose keys begin with a prefix; those of a directory of this machine.
 
-    Pipes leave out the index beside the shards: in a stream, no program could tell it from them.
+    Objects that no path can express are left out in all modes, and a warning says so. Pipes leave out the index beside the
+    shards, too: in a stream, no program could tell it from them.
     """
 
     def __init__(self, channel: InputChannel, connect: Connect) -> None:
@@ -97,7 +100,7 @@ class _PrefixSource:
         Raises:
             ObjectMissingError: There is no object.
         """
-        has_any = False
+        has_any = has_warned = False
         start = len(self._prefix) if self._prefix.endswith("/") or not self._prefix else None
         for info in self.store.list(self._prefix):
             key = info.key
@@ -105,6 +108,12 @@ class _PrefixSource:
                 continue  # what consoles make for a folder
             name = key[start:] if start is not None else name_below(self._prefix, key)
             if not self._has_indexes and FOLDER in name and f"/{FOLDER}" in f"/{name}":
+                continue
+            if not is_path(name):
+                if not has_warned:
+                    what = "Channel %r: %r and others like it are left out, because no file can have such a path."
+                    logging.getLogger("penstock").warning(what, self._channel.name, key)
+                has_warned = True
                 continue
             has_any = True
             yield (ChannelObject(key, name, info.size_bytes, info.etag, info.last_modified_s),)

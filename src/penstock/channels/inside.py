@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from penstock.types import ObjectInfo
 
+NAME_BYTES_MAX = 255
+"""Longest name of a file in bytes: ``NAME_MAX`` of Linux."""
+
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -59,6 +62,19 @@ def write_file(path: Path, data: bytes) -> None:
 def is_temporary(name: str) -> bool:
     """Whether a file has the name of a download or upload that a killed process has left."""
     return name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)
+
+
+def is_path(name: str) -> bool:
+    """Whether a file can have this path below a directory: the same rule as that of a mount, which hides all others."""
+    is_plain = "/." not in name and "//" not in name and "\0" not in name and name[-1:] != "/"
+    if is_plain and 0 < len(name) * 4 <= NAME_BYTES_MAX and name[0] not in "./":
+        return True
+    return "\0" not in name and all(
+        segment not in ("", ".", "..")
+        and len(segment.encode(errors="surrogateescape")) <= NAME_BYTES_MAX
+        and not is_temporary(segment)
+        for segment in name.split("/")
+    )
 
 
 def check_folders(root: Path, names: Iterable[str]) -> None:

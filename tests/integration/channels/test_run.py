@@ -175,6 +175,22 @@ def test_what_lies_in_a_store_does_not_read_the_host(
         assert "a file in a store may name only what begins with s3://" in done.stderr
 
 
+@needs_fuse
+@pytest.mark.parametrize("mode", ["file", "pipe", "fastfile", "file,start=lazy"])
+def test_objects_that_no_path_can_express(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_store: Store, bucket: str, mode: str
+) -> None:
+    """In every mode, the program runs to its end with all other objects, while those without a path are left out."""
+    for key in ("train/a/b", "train/a//b", f"train/{'x' * 300}", "train/full/"):
+        s3_store.write(key, b"contents")
+    read = (
+        'cat "${SM_CHANNEL_TRAIN}_0"' if mode == "pipe" else 'cd "$SM_CHANNEL_TRAIN"; find . -type f; cat a/b; sleep 1'
+    )
+    done = run("--channel", f"train=s3://{bucket}/train/,mode={mode}", "--", "sh", "-c", read)
+    assert (done.returncode, done.stdout) == (0, "contents" if mode == "pipe" else "./a/b\ncontents"), done.stderr
+    assert ("and others like it are left out" in done.stderr) == (mode != "fastfile")
+
+
 def test_a_directory_is_a_channel(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """The same script trains on directories of this machine, which it neither copies nor removes."""
     for name, data in (("train/a", b"x\ny\n"), ("val/b", b"z")):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.channels import InputChannel
-from penstock.channels.entries import Entries, EpochOrder, name_below, open_source
+from penstock.channels.entries import Entries, EpochOrder, name_below, objects_of, open_source
 from penstock.channels.file import channel as file_channel
 from penstock.channels.file.channel import open_file_channel
 from penstock.channels.file.linking import link_file
@@ -256,24 +256,42 @@ def test_a_manifest(store: MemoryStore, download: Callable[..., Progress], tmp_p
         download(url="memory://bucket/list", data_type="ManifestFile")
 
 
-@pytest.mark.parametrize("key", ["train/../escape", "train//absolute", "train/a/../../b", "train/./x"])
-def test_unsafe_keys_are_refused(
-    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, key: str
+@pytest.mark.parametrize(
+    "key", ["../escape", "/absolute", "a/../../b", "./x", "a//b", "x" * 256, "a/é" * 100, "full/", "a\0"]
+)
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_objects_that_no_path_can_express(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, key: str, mode: Any, caplog: Any
 ) -> None:
-    """A key that would leave the channel's directory is refused by its name before anything is downloaded."""
-    store.write("train/fine", b"x")
-    store.write(key, b"x")
-    with pytest.raises(ConfigError, match=key.removeprefix("train/")[:3].replace(".", r"\.")):
+    """An object whose key is no path below the channel's directory is left out in all modes, and a warning names it."""
+    for name in ("fine", "é" * 127, "dots..", "a/...", key):
+        store.write(f"train/{name}", b"x")
+    entries = Entries(open_source(InputChannel(name="train", url="memory://bucket/train/", mode=mode), lambda _: store))
+    names = ["a/...", "dots..", "fine", "é" * 127]
+    expressible = [*names, key] if key.startswith("a/é") else names
+    assert [piece.name for piece in objects_of(EpochOrder().entries(entries, epoch=0))] == sorted(expressible)
+    assert (f"{'train/' + key!r} and others like it are left out" in caplog.text) == (key not in expressible)
+    if mode == "File":
         download()
-    assert tree(tmp_path) == {}
+        assert sorted(tree(tmp_path)) == [".train.files", *(f"train/{name}" for name in sorted(expressible))]
 
 
-def test_keys_that_cannot_both_be_files(store: MemoryStore, download: Callable[..., Progress]) -> None:
-    """A key that is also a folder of other keys is an error, not a lost object."""
-    store.write("train/a", b"x")
-    store.write("train/a/b", b"x")
-    with pytest.raises(Exception, match="cannot both become files"):
-        download()
+def test_keys_that_cannot_both_be_files(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, caplog: Any
+) -> None:
+    """An object whose key is also a folder of others is left out, as a mount hides it, and a warning names it."""
+    for key in ("a", "a-b", "a/b/c", "a/b", "d"):
+        store.write(f"train/{key}", key.encode())
+    download()
+    assert tree(tmp_path / "train") == {"a-b": b"a-b", "a/b/c": b"a/b/c", "d": b"d"}
+    assert "the objects 'a', 'a/b' are left out, because directories have the same names" in caplog.text
+
+
+def test_a_manifest_with_a_name_that_is_no_path(store: MemoryStore, download: Callable[..., Progress]) -> None:
+    """An object that a manifest names outside the channel's directory is refused before anything is downloaded."""
+    store.write("list", json.dumps([{"prefix": "memory://bucket/train/"}, "../escape"]).encode())
+    with pytest.raises(ConfigError, match=r"\.\./escape"):
+        download(url="memory://bucket/list", data_type="ManifestFile")
 
 
 def test_too_little_room(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
@@ -22,7 +24,7 @@ from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_dow
 from penstock.types import Head, ObjectInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from penstock.channels.entries import Entries, EpochOrder
@@ -100,6 +102,9 @@ def open_file_channel(
     root = path if downloads is None else downloads / _folder_of(channel)
     items = _items(entries.store, LocalStore(root), objects_of(order.entries(entries, epoch=0)))
     by_name = {item.key: item for item in items}
+    if channel.data_type == "S3Prefix":
+        items = _without_folders(channel, by_name)
+        by_name = {item.key: item for item in items}
     claim(
         path,
         by_name,
@@ -158,6 +163,16 @@ def _items(source: Store, files: LocalStore, objects: Iterable[ChannelObject]) -
         asked.drain()
         raise
     return found
+
+
+def _without_folders(channel: InputChannel, items: Mapping[str, TransferItem]) -> list[TransferItem]:
+    """Return the items whose names are not also directories of others: as in a mount, the directory hides the file."""
+    folders = {name.rpartition("/")[0] for name in items}
+    folders |= {os.fspath(above) for folder in folders for above in PurePosixPath(folder).parents}
+    if hidden := folders & items.keys():
+        what = "Channel %r: the objects %s are left out, because directories have the same names."
+        logging.getLogger("penstock").warning(what, channel.name, ", ".join(map(repr, sorted(hidden)[:3])))
+    return [item for name, item in items.items() if name not in hidden]
 
 
 def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
