@@ -196,7 +196,9 @@ class Loader:
         """Mix in other proportions from a batch of this epoch on. No sample is lost or repeated.
 
         All ranks must call it with the same arguments. Batches from `from_batch` on that were read ahead are read again. The
-        weights also hold in later epochs, until `on_epoch` returns another pipeline, and states remember them.
+        weights also hold in later epochs, until `on_epoch` returns another pipeline, and states remember them. If stages change
+        the number of samples, nobody knows in advance which samples fill a batch. The weights then hold from where `from_batch`
+        would begin without these stages, but not before the 64 samples that each rank may have passed to them.
 
         Args:
             weights: Weights of the parts of the pipeline's ``mix``, by pipeline or in its order.

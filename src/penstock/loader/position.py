@@ -77,6 +77,11 @@ class StreamPosition:
 FeedPosition: TypeAlias = IndexPosition | StreamPosition
 
 
+REBATCHED_SAMPLES_MAX = 64
+"""Most samples that are passed to stages between two bases of a ``RebatchedPosition``: a run that resumes decodes at most this
+number again."""
+
+
 class RebatchedPosition(NamedTuple):
     """A place between two samples that stages made, where stages change the number of samples.
 

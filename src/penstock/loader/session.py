@@ -20,7 +20,7 @@ from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.loader.position import IndexPosition, OutOfOrderPosition, feed_position
+from penstock.loader.position import REBATCHED_SAMPLES_MAX, IndexPosition, OutOfOrderPosition, feed_position, skip_count
 from penstock.loader.reporting import LiveLine
 from penstock.loader.state import LoaderState
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
@@ -255,6 +255,8 @@ class Session:
         place = feed_position(self._position)
         position = place.position if isinstance(place, IndexPosition) else 0  # a mix has no other positions
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
+        if skip_count(self._position):  # the samples whose outputs were handed out are passed to the stages again
+            from_position = max(from_position, position + REBATCHED_SAMPLES_MAX * plan.world_size)
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
 

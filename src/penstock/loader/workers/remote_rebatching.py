@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.loader.batches.rebatching import Rebatcher, TransformOutput
 from penstock.loader.batches.run import EpochRun
-from penstock.loader.position import IndexPosition, RebatchedPosition, StreamPosition
+from penstock.loader.position import REBATCHED_SAMPLES_MAX, IndexPosition, RebatchedPosition, StreamPosition
 from penstock.loader.workers.messages import RemoteError
 from penstock.pipeline import Batch
 from penstock.pipeline.fields import OBJECT
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from penstock.samples.context import SampleRandom
     from penstock.samples.transform import SampleTransform
 
-BLOCK_SAMPLES = 64
-"""Number of samples of a block: a run that resumes inside a block decodes at most this number again."""
-
 BLOCKS_AHEAD = 3
 OUTPUTS = "__outputs__"
 """Name of the column that holds the list of outputs of each sample."""
@@ -45,8 +42,8 @@ def block_plan(plan: RunPlan) -> RunPlan:
     transforms: Any = tuple(map(ListTransform, plan.transforms))
     return plan._replace(
         transforms=transforms,
-        batch=Batch(size=BLOCK_SAMPLES),
-        batch_size=BLOCK_SAMPLES,
+        batch=Batch(size=REBATCHED_SAMPLES_MAX),
+        batch_size=REBATCHED_SAMPLES_MAX,
         drop_last=False,
         prefetch_batches=BLOCKS_AHEAD,
         prefetch_bytes=0,

@@ -106,6 +106,37 @@ def test_changed_weights_are_resumed_from_every_position(
             assert [batch["__shard__"] for _ in loader.epochs(2) for batch in loader] == keys[count:]
 
 
+@pytest.mark.parametrize("stage", ["refill", "flat_map"])
+@pytest.mark.parametrize("at", range(1, 20, 3))
+def test_weights_change_where_stages_change_the_number_of_samples(
+    parts: list[Any], tmp_path: Path, stage: str, at: int
+) -> None:
+    """Inside what the stages were given, too, no sample is lost or repeated; the new weights hold, also after a resume."""
+    for number, part in enumerate(parts):
+        write_counted(tmp_path / f"data{number}", (50, 70, 40))
+        index(part, tmp_path / "index")
+    made = mix(dict.fromkeys(parts, 1)).shuffle(window=16).decode(ps.Integer("cls"))
+    if stage == "refill":
+        made = made.filter(lambda sample: sample["cls"] % 3 > 0, refill=True)
+    else:
+        made = made.flat_map(lambda sample: [sample] * (sample["cls"] % 3))
+    options: dict[str, Any] = {"lanes": 4, "index_dir": tmp_path / "index"}
+    with ps.Loader(made.batch(4), **options) as loader:
+        unchanged = list(loader)
+    with ps.Loader(made.batch(4), **options) as loader:
+        batches = iter(loader)
+        seen = [next(batches) for _ in range(at)]
+        loader.set_weights([0, 1], from_batch=at)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(batches)
+    assert sorted(numbers(seen + rest)) == sorted(numbers(unchanged))
+    assert sources(seen + rest) != sources(unchanged)
+    with ps.Loader(made.batch(4), **options) as loader:
+        loader.load_state_dict(state)
+        for left, right in zip(rest, loader, strict=True):
+            assert_same(left, right)
+
+
 def test_weights_of_other_parts_are_not_those_of_the_mix(parts: list[Any], tmp_path: Path) -> None:
     """A state with weights for two parts does not fit a mix of three: the data set changed, and may be accepted."""
     with ps.Loader(mixed(parts), index_dir=tmp_path / "index") as loader:
