@@ -18,8 +18,9 @@ from penstock.errors import (
 )
 from penstock.store import local
 from penstock.store.local import LocalStore
+from penstock.store.tree import Tree
 from penstock.testing.contract_support import WatchingSink, submit
-from penstock.types import Get, Landing
+from penstock.types import Get, Landing, ListPage
 
 
 @pytest.fixture
@@ -216,8 +217,9 @@ def test_a_read_only_place_is_access_denied():
         store.write("penstock-test/k", b"x")
 
 
-def test_a_flat_directory_is_read_once_for_all_pages(store, monkeypatch):
-    """Between pages the walk stands still: a large directory is not scanned once per page."""
+@pytest.mark.parametrize(("keys_max", "scans_count"), [(5, 2), (1000, 1)])
+def test_a_flat_directory_is_not_read_for_each_page(store, monkeypatch, keys_max, scans_count):
+    """Between pages the walk stands still. Only a small first page does not sort the whole directory."""
     for index in range(50):
         (store.root / f"{index:03}").touch()
     scans = []
@@ -225,8 +227,44 @@ def test_a_flat_directory_is_read_once_for_all_pages(store, monkeypatch):
     monkeypatch.setattr("penstock.store.tree.os.scandir", lambda path: scans.append(path) or scandir(path))
     from penstock.store.listing import list_objects
 
-    assert len(list(list_objects(store, "", keys_max=5))) == 50
-    assert len(scans) == 1
+    assert len(list(list_objects(store, "", keys_max=keys_max))) == 50
+    assert len(scans) == scans_count
+
+
+def test_many_listings_hold_little(store):
+    """Listings that begin everywhere and never go on hold a bounded number of names, and the last can be continued."""
+    for index in range(3000):
+        (store.root / f"{index:04}-{'x' * 60}").touch()
+    tree = Tree(store.root)
+    tree._walks.bytes_max = 1 << 20
+    for index in range(60):
+        few = tree.page(ListPage(start_after=f"{index:04}", keys_max=1))
+        assert tree.held_bytes < 1000 * (index + 1)
+        assert [info.key[:4] for info in few.objects] == [f"{index:04}"]
+    for index in range(60):
+        page = tree.page(ListPage(start_after=f"{index:04}"))
+        assert tree.held_bytes <= 1 << 20
+    following = tree.page(ListPage(token=page.next_token))
+    assert [int(info.key[:4]) for info in page.objects + following.objects] == list(range(59, 2059))
+
+
+@pytest.mark.parametrize("keys_max", [1, 2, 7])
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_small_pages_give_what_one_page_gives(store, keys_max, delimiter):
+    """However few keys a page has, the pages together have the same keys, and any of them can be read anew."""
+    for key in ("a", "b/1", "b/2/x", "b!", "c/d/e/f", "c/d/e0", "d", "e/1", "e.", "f"):
+        store.write(key, b"")
+    (store.root / "empty" / "er").mkdir(parents=True)
+    whole = Tree(store.root).page(ListPage(delimiter=delimiter))
+    found, token = [], None
+    while True:
+        tree = Tree(store.root) if len(found) % 3 else store._tree
+        page = tree.page(ListPage(delimiter=delimiter, token=token, keys_max=keys_max))
+        found += sorted([*(info.key for info in page.objects), *page.prefixes])
+        token = page.next_token
+        if token is None:
+            break
+    assert found == sorted([*(info.key for info in whole.objects), *whole.prefixes])
 
 
 def test_nothing_is_left(nothing_left, tmp_path):

@@ -8,18 +8,16 @@ remember, because its token holds the last entry.
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from contextlib import suppress
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.gateway.buckets.directory.files import StoredObject
 from penstock.gateway.buckets.directory.layout import natural_path, unescaped
 from penstock.gateway.objects import S3Error
-from penstock.store.tree import Tree
+from penstock.store.tree import KeptWalks, Tree
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
@@ -27,8 +25,17 @@ if TYPE_CHECKING:
 
     from penstock.gateway.buckets.directory.files import BucketFiles
 
-_WALKS_MAX = 16  # listings that are remembered between two pages; each holds the names of the folders that it is in
 _PAGE = 1000
+_PAGE_BYTES = _PAGE * 400
+"""Memory of the entries of a page that the listing has not given out yet, at most."""
+
+
+class _Walk(NamedTuple):
+    """A listing that stands still between two pages."""
+
+    kind: tuple[str, str]
+    entries: Iterator[ObjectInfo]
+    tree: Tree
 
 
 class BucketListing:
@@ -40,8 +47,7 @@ class BucketListing:
 
     def __init__(self, files: BucketFiles) -> None:
         self._files = files
-        self._walks: OrderedDict[str, tuple[tuple[str, str], Iterator[ObjectInfo]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._walks: KeptWalks[_Walk] = KeptWalks()
 
     def page(self, operation: ListPage) -> Page:
         """Return one page of objects and common prefixes; the delimiter is any string.
@@ -50,18 +56,17 @@ class BucketListing:
         """
         if operation.keys_max < 1:
             return Page([], [], None)
-        kind = (operation.prefix, operation.delimiter)
-        entries = self._resumed(operation, kind)
+        walk = self._resumed(operation)
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
-        for entry in entries:
+        for entry in walk.entries:
             last = entry.key
             if entry.is_prefix:
                 prefixes.append(last)
             elif (described := self._described(entry)) is not None:
                 objects.append(described)
             if len(objects) + len(prefixes) == operation.keys_max:
-                return Page(objects, prefixes, self._kept(kind, entries, last))
+                return Page(objects, prefixes, self._kept(walk, last))
         return Page(objects, prefixes, None)
 
     def is_empty(self) -> bool:
@@ -71,49 +76,48 @@ class BucketListing:
 
     # ── between two pages ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _resumed(self, operation: ListPage, kind: tuple[str, str]) -> Iterator[ObjectInfo]:
+    def _resumed(self, operation: ListPage) -> _Walk:
+        kind = (operation.prefix, operation.delimiter)
+        tree = Tree(self._files.folder)  # of this listing alone, so that what it remembers ends with the listing
         if operation.token is None:
-            return self._entries(operation, after=operation.start_after)
+            return _Walk(kind, self._entries(operation, tree, after=operation.start_after), tree)
         number, mark, last = operation.token.partition(":")
         if not mark or not number:
             raise S3Error("InvalidArgument", "The continuation token provided is incorrect", status=400)
-        with self._lock:
-            kept = self._walks.pop(operation.token, None)
-        if kept is not None and kept[0] == kind:
-            return kept[1]
-        return (entry for entry in self._entries(operation, after=last) if entry.key != last)
+        kept = self._walks.take(operation.token)
+        if kept is not None and kept.kind == kind:
+            return kept
+        entries = self._entries(operation, tree, after=last)
+        return _Walk(kind, (entry for entry in entries if entry.key != last), tree)
 
-    def _kept(self, kind: tuple[str, str], entries: Iterator[ObjectInfo], last: str) -> str | None:
-        following = next(entries, None)
+    def _kept(self, walk: _Walk, last: str) -> str | None:
+        following = next(walk.entries, None)
         if following is None:
             return None
         token = f"{os.urandom(6).hex()}:{last}"
-        with self._lock:
-            self._walks[token] = (kind, _again(following, entries))
-            while len(self._walks) > _WALKS_MAX:
-                self._walks.popitem(last=False)
+        kept = walk._replace(entries=_again(following, walk.entries))
+        self._walks.keep(token, kept, held_bytes=walk.tree.held_bytes + _PAGE_BYTES)
         return token
 
     # ── entries in key order ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _entries(self, operation: ListPage, *, after: str) -> Iterator[ObjectInfo]:
-        natural = self._natural(operation, after)
+    def _entries(self, operation: ListPage, tree: Tree, *, after: str) -> Iterator[ObjectInfo]:
+        natural = self._natural(operation, tree, after)
         escaped = self._escaped(operation.prefix, after)
         merged = merge(natural, escaped, key=attrgetter("key")) if escaped else natural
         if not operation.delimiter:
             return _without_repeats(merged)
         return _grouped(merged, operation)
 
-    def _natural(self, operation: ListPage, after: str) -> Iterator[ObjectInfo]:
+    def _natural(self, operation: ListPage, tree: Tree, after: str) -> Iterator[ObjectInfo]:
         """Iterate over the keys that are paths; with the delimiter ``/``, the tree finds the common prefixes itself."""
-        tree = Tree(self._files.folder)  # of this listing alone, so that what it remembers ends with the listing
         delimiter = "/" if operation.delimiter == "/" else ""
-        token = None
+        token, keys_max = None, min(_PAGE, operation.keys_max + 1)  # one more shows that there is a next page
         while True:
-            page = tree.page(ListPage(operation.prefix, delimiter, token, after, _PAGE))
+            page = tree.page(ListPage(operation.prefix, delimiter, token, after, keys_max))
             prefixes = [ObjectInfo(prefix, 0, is_prefix=True) for prefix in page.prefixes]
             yield from merge(page.objects, prefixes, key=attrgetter("key"))
-            token = page.next_token
+            token, keys_max = page.next_token, _PAGE
             if token is None:
                 return
 
