@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ObjectChangedError, ObjectMissingError, PenstockError, errno_of
 from penstock.mount.contracts import Absent, Attributes
 from penstock.mount.namespace.names import NAME_BYTES_MAX
+from penstock.mount.namespace.query import STORAGE_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,6 @@ _SHOWN_BYTES = 1 << 50
 """Size of the file system as ``df`` shows it: 1 PiB, because a bucket has none."""
 _BLOCK_BYTES = 1 << 12
 _ABSENT = Attributes(0, 0, 0, 0, 0, 0, 0)
-_STORAGE_CLASS = b"x-amz-storage-class"
 _DOTS_COUNT = 2
 _attributes = partial(tuple.__new__, Attributes)  # without the __new__ of NamedTuple, which is written in Python
 
@@ -267,7 +267,7 @@ class StoreFileSystem:
         found: dict[bytes, bytes] = {}
         if node.info.etag is not None:
             found[b"user.etag"] = node.info.etag.strip('"').encode()
-        storage_class = node.info.headers.get(_STORAGE_CLASS)
+        storage_class = node.info.headers.get(STORAGE_CLASS)
         if storage_class is not None:
             found[b"user.storage_class"] = storage_class
         return found

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from penstock.types import Completion, Core, Operation, Transfer
 
 
+STORAGE_CLASS = b"x-amz-storage-class"
+"""The only header of an object that programs can see."""
+
+
 class _Unknown:
     """Stands for the answer while a request is missing that it depends on."""
 
@@ -79,10 +83,17 @@ class PathQuery:
         if listed.error is not None:
             # Credentials that may read objects but not list them can still open files whose names are known.
             is_readable = looked_up.error is None and isinstance(listed.error, AccessDeniedError)
-            return looked_up.info if is_readable else listed.error
+            return _compact(looked_up.info) if is_readable else listed.error
         if looked_up.error is None:
-            return looked_up.info
+            return _compact(looked_up.info)
         return None if _is_missing(looked_up.error) else looked_up.error
+
+
+def _compact(info: ObjectInfo | None) -> ObjectInfo | None:
+    """Drop headers that nobody sees: 1 KB and more, for as long as the kernel refers to the file."""
+    if info is None or not info.headers:
+        return info
+    return info._replace(headers={name: value for name, value in info.headers.items() if name == STORAGE_CLASS})
 
 
 def _is_missing(error: StoreError) -> bool:

@@ -244,6 +244,25 @@ def test_a_first_lookup_costs_two_requests_at_once() -> None:
     assert store.operations == [ListPage("big/", keys_max=1), Head("big")]
 
 
+def test_a_lookup_keeps_no_headers_but_the_storage_class() -> None:
+    """What HEAD says of a file is kept as long as the kernel refers to it, so what nobody sees is dropped."""
+    store = store_of(["a"])
+    described = store.stat("a")._replace(headers={b"x-amz-storage-class": b"GLACIER", b"x-amz-meta-long": b"x" * 1000})
+
+    class Described(Watched):
+        def submit(self, operation: Operation, sink: Sink) -> Transfer:
+            if not isinstance(operation, Head):
+                return super().submit(operation, sink)
+            completion = Completion(operation)
+            completion.info = described
+            sink.done(completion)
+            return _Nothing()
+
+    node = look_up(StoreDirectories(Described(store), ttl_s=0), "a")
+    assert node.info == described
+    assert node.info.headers == {b"x-amz-storage-class": b"GLACIER"}
+
+
 def test_lookups_of_one_directory_pay_for_its_listing() -> None:
     """A program that opens 4 000 files by name sends few requests, because its lookups bring in the listing."""
     keys = [f"{number:06d}" for number in range(4000)]
