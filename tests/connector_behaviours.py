@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -322,6 +323,7 @@ CALLS = [
     ("tell",), ("read", 10), ("tell",), ("read", 0), ("seek", 5), ("read", 7), ("seek", 3, 1), ("read", 4),
     ("seek", -6, 1), ("read", 3), ("seek", -20, 2), ("tell",), ("read",), ("read",), ("read", 5), ("tell",),
     ("seek", 0), ("read", None), ("tell",), ("seek", 100), ("read", -1), ("seek", 10**9), ("tell",), ("read", 3),
+    ("seek", 100), ("read", -5), ("tell",), ("seek", 100), ("read", sys.maxsize), ("tell",),
     ("seek", 0, 2), ("seek", 5, 2), ("tell",), ("seek", 7, 1), ("seek", -5), ("tell",), ("seek", 0), ("seek", -1, 1),
     ("seek", -(10**6), 2), ("seek", 1, 3), ("seek", 2000), ("readline",), ("readline",), ("readline", 3), ("tell",),
     ("readlines", 30), ("seek", 1.5), ("seek", "1"), ("read", "1"), ("read", 2.0), ("fileno",), ("truncate",),
@@ -587,6 +589,7 @@ def prefixes_of_ranks(lib: Library, at: Place) -> Any:
         lambda: dcp.HexPrefixStrategy(epoch_num="1"), lambda: round_robin([]), lambda: dcp.HexPrefixStrategy(prefix_count=1.5),
     ]  # fmt: skip
     found = [[strategy(rank) for rank in (0, 1, 2, 15, 16, 255, 256, 300)] for strategy in strategies]
+    found.append(strategies[-1].user_prefixes)
     return found, [outcome(lib, call) for call in refused], isinstance(strategies[0], dcp.S3PrefixStrategyBase)
 
 
@@ -626,6 +629,18 @@ def a_distributed_checkpoint(lib: Library, at: Place) -> Any:
         found.append(is_same(dcp_loaded(lib, uri, reader_constructor=kind), state_of(2)))
     at_prefix = at.client.list_objects_v2(Bucket=at.bucket, Prefix=at.key(f"dcp-{lib.name}/0000000000/epoch_2/__0_"))
     return found, at_prefix["KeyCount"] > 0
+
+
+@behaviour
+def a_distributed_checkpoint_that_must_not_be_replaced(lib: Library, at: Place) -> Any:
+    uri, writer, found = f"{at.uri}/kept-{lib.name}", lib.part("dcp").S3StorageWriter, []
+    for number, overwrite in enumerate((False, False, True)):
+        try:
+            dcp_saved(lib, uri, state_of(number), overwrite=overwrite)
+        except BaseException as error:  # PyTorch's CheckpointException is no Exception
+            found.append((type(error).__name__, "Checkpoint already exists" in str(error)))
+        found.append([is_same(dcp_loaded(lib, uri), state_of(saved)) for saved in range(3)])
+    return found, [writer(path=uri, **lib.keywords(thread_count=count)).thread_count for count in (1, 8)]
 
 
 @behaviour

@@ -54,7 +54,7 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 
 WRITING = {
     "a_writer", "writing_nothing", "writing_other_types", "writing_a_bytearray", "replacing_an_object", "a_checkpoint",
-    "a_distributed_checkpoint", "checkpoints_of_lightning",
+    "a_distributed_checkpoint", "a_distributed_checkpoint_that_must_not_be_replaced", "checkpoints_of_lightning",
 }  # fmt: skip
 """What the connector cannot do on stores that answer a PUT without an ETag header in the letters that it expects."""
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from penstock.types import Chunk
 
 
+_READ_BYTES_MAX = 64 * MIB
+"""The most that one call asks for at once; Python's buffered files call again until a read is complete."""
+
+
 class S3Reader(io.BufferedIOBase):
     """A readable, seekable file of one object; the base class of all readers, including a user's own."""
 
@@ -133,11 +137,16 @@ class _OpenedLater(S3Reader):
         """
         if size is not None and not isinstance(size, int):
             raise TypeError(f"read() takes an integer or None, not {type(size).__name__}")
-        return self._opened(size).read(-1 if size is None else size)
+        file = self._opened(size)
+        if size is None or size < 0:
+            return file.read()  # Python's buffered files refuse a negative number other than -1
+        if size > _READ_BYTES_MAX:  # they allocate what they are asked for, even if the object is shorter
+            size = min(size, self._size() - file.tell())
+        return file.read(size)
 
     def read1(self, size: int = -1, /) -> bytes:
         """Read at most `size` bytes, as few as come without another request."""
-        return self._opened(size).read1(size)
+        return self._opened(size).read1(min(size, _READ_BYTES_MAX))
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill `buffer` with the next bytes, and return their number, which is smaller than the buffer only at the end.
@@ -267,10 +276,6 @@ class RangedS3Reader(_OpenedLater):
         if self._buffer_size is None:
             return self._source.open_file()
         return io.BufferedReader(ExactRanges(self._source), max(1, self._buffer_size))
-
-
-_READ_BYTES_MAX = 64 * MIB
-"""The most that one call asks for at once; Python's buffered files call again until a read is complete."""
 
 
 class ExactRanges(RawFile):

@@ -61,7 +61,6 @@ def test_a_strategy_of_the_users_is_called_with_the_rank() -> None:
         (lambda: S3StorageWriter("us-east-1", "bucket/run"), "s3://"),
         (lambda: S3StorageReader("us-east-1", PurePosixPath("/tmp/run")), "s3://"),
         (lambda: S3StorageWriter("us-east-1", URI, thread_count=0), "thread_count"),
-        (lambda: S3StorageWriter("us-east-1", URI, overwrite=False), "overwrite=False"),
         (lambda: S3StorageWriter("us-east-1", URI, threads=3), "threads"),
         (lambda: S3StorageWriter("us-east-1", URI, prefix_strategy="hex"), "prefix_strategy='hex'"),
         (lambda: S3StorageWriter("us-east-1", URI, s3client_config="fast"), "s3client_config='fast'"),

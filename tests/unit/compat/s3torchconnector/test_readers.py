@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ KINDS = {
     "dcp_optimized": S3ReaderConstructor.dcp_optimized(),
 }
 CALLS = st.one_of(
-    st.tuples(st.just("read"), st.integers(-1, 900)),
+    st.tuples(st.just("read"), st.integers(-9, 900) | st.just(sys.maxsize)),
     st.tuples(st.just("seek"), st.integers(0, len(LINES) + 100), st.just(0)),
     st.tuples(st.just("seek"), st.integers(-50, 300), st.just(1)),
     st.tuples(st.just("seek"), st.integers(-len(LINES), 20), st.just(2)),
@@ -155,6 +157,19 @@ def test_prefetch_requests_without_waiting(buckets: MemoryBuckets) -> None:
     assert len(buckets.requests("Get")) == 1
     assert reader.read() == LINES
     assert len(buckets.requests("Get")) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_taken_for_what_is_there(buckets: MemoryBuckets, kind: str) -> None:
+    """A read of far more bytes than the object has allocates no memory for them."""
+    reader = reader_of(buckets, kind)
+    assert LINES.startswith(reader.read1(sys.maxsize))
+    reader.seek(7)
+    tracemalloc.start()
+    assert reader.read(1 << 40) == LINES[7:]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 16 << 20
 
 
 @pytest.mark.parametrize("kind", KINDS)

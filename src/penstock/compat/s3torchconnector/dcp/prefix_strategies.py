@@ -110,6 +110,7 @@ class RoundRobinPrefixStrategy(_DirectoryStrategy):
 
     def __init__(self, user_prefixes: Sequence[str], epoch_num: int | None = None) -> None:
         super().__init__(RoundRobinPrefixes(user_prefixes), epoch_num)
+        self.user_prefixes = user_prefixes
 
 
 class RankPrefixes:

@@ -7,21 +7,24 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoints import COMMIT_MARKER
 from penstock.compat.s3torchconnector.constructors import DcpOptimized, kind_of
 from penstock.compat.s3torchconnector.dcp.prefix_strategies import RankPrefixes
 from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.config import GIB, check_names
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError
 from penstock.torch.checkpoint import StorageReader, StorageWriter
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlan
+
     from penstock.compat.s3torchconnector.constructors import ReaderConstructor
     from penstock.compat.s3torchconnector.dcp.prefix_strategies import S3PrefixStrategyBase
     from penstock.compat.s3torchconnector.options import S3ClientConfig
 
-IGNORED = ("single_file_per_rank", "sync_files", "per_thread_copy_ahead", "cache_staged_state_dict", "overwrite")
+IGNORED = ("single_file_per_rank", "sync_files", "per_thread_copy_ahead", "cache_staged_state_dict")
 """Arguments of PyTorch's ``FileSystemWriter``. The first three say how it writes files, which is decided otherwise here;
-``async_save`` stages the state by itself; and a checkpoint is always replaced as a whole."""
+``async_save`` stages the state by itself."""
 
 
 def _is_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -44,10 +47,11 @@ class S3StorageWriter(StorageWriter):
         prefix_strategy: Chooses what the names of a rank's files begin with.
         thread_count: Threads of each rank that write files, and number of files.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
+        overwrite: Whether a save replaces an earlier checkpoint of the path, as a whole.
         **file_options: Arguments of PyTorch's ``FileSystemWriter`` (``IGNORED``), which have no effect.
 
     Raises:
-        ConfigError: An argument is invalid, or ``overwrite`` is False.
+        ConfigError: An argument is invalid.
     """
 
     def __init__(
@@ -59,14 +63,10 @@ class S3StorageWriter(StorageWriter):
         thread_count: int = 1,
         *,
         endpoint: str | None = None,
+        overwrite: bool = True,
         **file_options: Any,
     ) -> None:
         check_names("S3StorageWriter", file_options, IGNORED)
-        if not file_options.get("overwrite", True):
-            raise ConfigError(
-                "overwrite=False is not supported: an earlier checkpoint of the path remains until the new one is whole",
-                hint="save each step to a path of its own",
-            )
         parse_uri(os.fspath(path))
         if prefix_strategy is not None and not callable(prefix_strategy):
             raise ConfigError(f"prefix_strategy={prefix_strategy!r} must be an S3PrefixStrategyBase")
@@ -77,13 +77,43 @@ class S3StorageWriter(StorageWriter):
             prefix_strategy=None if prefix_strategy is None else RankPrefixes(prefix_strategy),
             **stores.connect_options(),
         )
+        self.overwrite = overwrite
         self._made_by = partial(
             type(self), region, s3client_config=s3client_config, prefix_strategy=prefix_strategy,
-            thread_count=thread_count, endpoint=endpoint,
+            thread_count=thread_count, endpoint=endpoint, overwrite=overwrite,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._made_by, (self.checkpoint_id,)
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of each rank that write files."""
+        return self._thread_count
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begin the save on the coordinator, as in the base class.
+
+        Raises:
+            ObjectExistsError: ``overwrite`` is False, and the path has a checkpoint.
+            ConfigError: A prefix is not valid.
+            StoreError: The store failed.
+
+        Cost: one more request if ``overwrite`` is False.
+        """
+        if not self.overwrite and self._has_checkpoint():
+            raise ObjectExistsError(
+                "Checkpoint already exists, and overwrite=False", url=self._place.describe(COMMIT_MARKER),
+                hint="save each step to a path of its own",
+            )  # fmt: skip
+        return super().prepare_global_plan(plans)
+
+    def _has_checkpoint(self) -> bool:
+        try:
+            self._place.store().stat(self._place.directory + COMMIT_MARKER)
+        except ObjectMissingError:
+            return False
+        return True
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
