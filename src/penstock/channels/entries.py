@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock import compose
 from penstock.channels.entry_table import ChannelObject, EntryTable
 from penstock.channels.inside import is_path
-from penstock.errors import ConfigError, DataError, ObjectMissingError
+from penstock.errors import ClosedStoreError, ConfigError, DataError, ObjectMissingError
 from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
 from penstock.json_text import parse_json
 from penstock.order.permutation import key_of, permutation
@@ -44,6 +45,9 @@ class EntrySource(Protocol):
 
     store: Store
     """The store that the keys of all objects are of."""
+
+    is_listed: bool
+    """Whether the entries are listed, so that they may be others in the next epoch; those of a manifest stay."""
 
     def entries(self) -> Iterator[Entry]:
         """Find all entries, in order."""
@@ -87,6 +91,8 @@ class _PrefixSource:
     Objects that no path can express are left out in all modes, and a warning says so. Pipes leave out the index beside the
     shards, too: in a stream, no program could tell it from them.
     """
+
+    is_listed = True
 
     def __init__(self, channel: InputChannel, connect: Connect) -> None:
         root, self._prefix = compose.split(channel.url)
@@ -142,6 +148,8 @@ class _ManifestSource:
     The lines of a manifest are read while its entries are used, if the names of the files do not depend on all of them.
     """
 
+    is_listed = False
+
     def __init__(self, channel: InputChannel, text: bytes, connect: Connect) -> None:
         self._url = channel.url
         self._text = text
@@ -190,6 +198,8 @@ class _AugmentedSource:
     An attribute whose name ends with ``-ref`` is a URL, and its object is streamed. Text is streamed as it is, and any other
     value as JSON.
     """
+
+    is_listed = False
 
     def __init__(self, channel: InputChannel, text: bytes, connect: Connect) -> None:
         self._stores = _SeveralStores(connect)
@@ -285,6 +295,7 @@ class Entries:
 
     def __init__(self, source: EntrySource) -> None:
         self.store = source.store
+        self._source = source
         self._iterator: Iterator[Entry] | None = source.entries()
         self._found = EntryTable()
         self._failure: Exception | None = None
@@ -307,6 +318,18 @@ class Entries:
             pass
         return len(self._found)
 
+    def again(self) -> Entries:
+        """Return the entries as they are now: a new listing; of a manifest, the same."""
+        return Entries(self._source) if self._source.is_listed else self
+
+    def is_same(self, other: Entries) -> bool:
+        """Whether both have found the same entries, in the same versions."""
+        return self._found.is_same(other._found)
+
+    def give_up(self) -> None:
+        """End a listing with an error, soon; any thread may call it."""
+        self._failure = ClosedStoreError("the run has ended")
+
     def _find(self, count: int) -> bool:
         """Find at most `count` further entries; returns whether there was one."""
         with self._lock:
@@ -324,6 +347,55 @@ class Entries:
             if len(self._found) - before < count:
                 self._iterator = None
             return len(self._found) > before
+
+
+class EpochEntries:
+    """The entries of each epoch, listed anew when the first of its readers begins it. Safe for several threads.
+
+    Args:
+        first: The entries of the first epoch.
+        readers_count: Number of readers; what none of them reads any more is dropped.
+
+    Attributes:
+        latest: The entries of the latest epoch that has begun, which are those of the next one unless something changes.
+
+    Cost: one listing for each epoch but the first; entries that have changed, for as long as a reader is behind.
+    """
+
+    def __init__(self, first: Entries, *, readers_count: int) -> None:
+        self.latest = first
+        self._by_epoch = {0: first}
+        self._left = Counter[int]()
+        self._readers_count = readers_count
+        self._lock = threading.Lock()
+        self._listing = first
+
+    def begin(self, epoch: int) -> Entries:
+        """Return the entries of an epoch that a reader begins.
+
+        Raises:
+            StoreError: The listing failed.
+        """
+        with self._lock:
+            if epoch not in self._by_epoch:
+                self._listing = self.latest.again()
+                if self._listing is not self.latest:
+                    self._listing.count()
+                    if not self._listing.is_same(self.latest):
+                        self.latest = self._listing
+                self._by_epoch[epoch] = self.latest
+            return self._by_epoch[epoch]
+
+    def leave(self, epoch: int) -> None:
+        """Note that a reader has ended an epoch."""
+        with self._lock:
+            self._left[epoch] += 1
+            if self._left[epoch] == self._readers_count:
+                del self._left[epoch], self._by_epoch[epoch]
+
+    def close(self) -> None:
+        """End a listing that goes on, with an error; idempotent."""
+        self._listing.give_up()
 
 
 class EpochOrder:

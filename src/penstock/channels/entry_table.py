@@ -58,6 +58,18 @@ class EntryTable:
     def __len__(self) -> int:
         return len(self._text_ends)
 
+    def is_same(self, other: EntryTable) -> bool:
+        """Whether both have equal entries, with equal ETags, sizes and times. Cost: 1 ms for 100 000 objects."""
+        return (
+            self._texts == other._texts
+            and self._key_ends == other._key_ends
+            and self._text_ends == other._text_ends
+            and self._name_lengths == other._name_lengths
+            and self._sizes == other._sizes
+            and self._modified_s.tobytes() == other._modified_s.tobytes()  # an unknown time is no number
+            and self._others == other._others
+        )
+
     def append(self, entry: Entry) -> None:
         """Add an entry."""
         piece = entry[0] if len(entry) == 1 else b""

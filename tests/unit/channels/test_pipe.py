@@ -345,6 +345,46 @@ def read_all(paths: list[Path], epoch: int) -> list[list[bytes]]:
     return found
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("split", [0, 2])
+def test_each_epoch_has_the_objects_of_its_beginning(
+    stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path, seed: int | None, split: int
+) -> None:
+    """What was replaced, added or deleted before an epoch is in it as it is now, in all pipes that share the data."""
+    store = stores("memory://bucket")
+    fill(stores, 4)
+    channel = begin(split=split, shuffle_seed=seed, record_wrapper="RecordIO")
+    paths = [tmp_path / f"train-{number}" for number in range(split)] or [tmp_path / "train"]
+    for epoch in range(4):
+        found = [record for each in read_all(paths, epoch) for record in each]
+        assert sorted(found) == sorted(bytes(store.read(info.key).data) for info in store.list("train/"))
+        store.write("train/000", b"replaced %d" % epoch)
+        store.write(f"train/new-{epoch}", b"added %d" % epoch)
+        store.delete(f"train/00{3 - epoch}")
+        channel.check()
+
+
+def test_an_epoch_of_objects_that_have_not_changed_is_read_once(
+    stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path
+) -> None:
+    """If the listing at the beginning of an epoch finds no change, what was read ahead is used."""
+    fill(stores, 3)
+    store = stores("memory://bucket")
+    counted: list[str] = []
+    submit = store.submit
+
+    def counting(operation: Any, sink: Any) -> Any:
+        counted.append(type(operation).__name__)
+        return submit(operation, sink)
+
+    store.submit = counting  # type: ignore[method-assign]
+    begin(shuffle_seed=1)
+    for epoch in range(3):
+        read_epoch(tmp_path / "train", epoch)
+    wait_until(lambda: counted.count("Get") == 12)
+    assert counted.count("ListPage") == 3
+
+
 def test_copies(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
     """Each copy has all data, in an order of its own."""
     contents = fill(stores, 20)

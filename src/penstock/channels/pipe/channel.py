@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.channels.entries import Entries, EpochOrder
+from penstock.channels.entries import Entries, EpochEntries, EpochOrder
 from penstock.channels.pipe.content import content_of
 from penstock.channels.pipe.epoch import EpochStream
 from penstock.channels.pipe.fifo import CancelledFifoError, Fifo, ReaderGoneError
@@ -43,9 +43,10 @@ class PipeChannel:
         self.path = path
         content = content_of(channel)
         self._pipes: list[Pipe] = []
+        self._epochs = EpochEntries(entries, readers_count=len(orders))
         try:
             for name, order in zip(channel.pipes(), orders, strict=True):
-                self._pipes.append(Pipe(entries, path=path.with_name(name), order=order, content=content))
+                self._pipes.append(Pipe(self._epochs, path=path.with_name(name), order=order, content=content))
         except BaseException:
             self.close()
             raise
@@ -68,6 +69,7 @@ class PipeChannel:
         """End all pipes and remove their FIFOs; idempotent."""
         for pipe in self._pipes:
             pipe.cancel()
+        self._epochs.close()
         for pipe in self._pipes:
             pipe.close()
 
@@ -76,11 +78,11 @@ class Pipe:
     """One pipe: the FIFOs ``<path>_<epoch>``, one after the other.
 
     When all of an epoch has been requested, the reading of the next one begins, so that the network does not rest between
-    two epochs. The next FIFO appears before the last bytes of an epoch are followed by its end, so that no reader has to wait
-    for it.
+    two epochs. When the program opens it, the objects are listed again, and if any has changed, it is read anew. The next
+    FIFO appears before the last bytes of an epoch are followed by its end, so that no reader has to wait for it.
 
     Args:
-        entries: Objects of the channel, in order.
+        epochs: Objects of the channel in each epoch, in order.
         path: Path of the FIFOs without ``_<epoch>``.
         order: Which entries it carries, and in which order.
         content: Makes the bytes of the pipe from each entry.
@@ -89,9 +91,9 @@ class Pipe:
         failure: Why it stopped; None while nothing is wrong.
     """
 
-    def __init__(self, entries: Entries, *, path: Path, order: EpochOrder, content: Content) -> None:
+    def __init__(self, epochs: EpochEntries, *, path: Path, order: EpochOrder, content: Content) -> None:
         self.failure: PenstockError | None = None
-        self._entries = entries
+        self._epochs = epochs
         self._path = path
         self._order = order
         self._content = content
@@ -152,15 +154,16 @@ class Pipe:
 
     def _write_epoch(self, epoch: int) -> None:
         """Write one epoch, and make the FIFO of the next one."""
-        stream = self._stream(epoch)
+        stream = self._stream(epoch, self._epochs.latest)
         fifo = self._fifo
         fifo.open()
+        stream = self._stream(epoch, self._epochs.begin(epoch))
         try:
             gathered: list[Buffer] = []
             gathered_bytes = 0
             for piece in stream:
                 if stream.is_planned and epoch + 1 not in self._streams:
-                    self._stream(epoch + 1)
+                    self._stream(epoch + 1, self._epochs.latest)
                 gathered.append(piece)
                 gathered_bytes += len(piece)
                 if gathered_bytes >= GATHERED_BYTES or len(gathered) >= GATHERED_COUNT:
@@ -170,6 +173,7 @@ class Pipe:
         except ReaderGoneError:
             pass
         stream.close()
+        self._epochs.leave(epoch)
         with self._lock:
             self._streams.pop(epoch, None)
             if self._is_cancelled:
@@ -178,18 +182,17 @@ class Pipe:
         fifo.remove()
         fifo.close()
 
-    def _stream(self, epoch: int) -> EpochStream:
-        """Return the stream of an epoch, which may have begun already."""
+    def _stream(self, epoch: int, entries: Entries) -> EpochStream:
+        """Return the stream of an epoch, which may have begun already; one of other entries is given up."""
         with self._lock:
             if self._is_cancelled:
                 raise CancelledFifoError
-            if epoch in self._streams:
-                return self._streams[epoch]
-        stream = EpochStream(
-            self._entries.store,
-            self._order.entries(self._entries, epoch=epoch),
-            content=self._content,
-        )
+            begun = self._streams.get(epoch)
+        if begun is not None and begun.entries is entries:
+            return begun
+        if begun is not None:
+            begun.close()
+        stream = EpochStream(entries, self._order.entries(entries, epoch=epoch), content=self._content)
         with self._lock:
             self._streams[epoch] = stream
             if self._is_cancelled:

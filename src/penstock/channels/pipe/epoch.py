@@ -12,9 +12,9 @@ from penstock.fetch import PlanItem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.channels.entries import Entries
     from penstock.channels.entry_table import Entry
     from penstock.channels.pipe.content import Content
-    from penstock.store import Store
     from penstock.types import Buffer, Chunk
 
 
@@ -22,22 +22,24 @@ class EpochStream:
     """The bytes of one epoch. The first requests are sent at once.
 
     Args:
-        store: The store.
-        entries: The entries, in the order of the epoch; pulled a little ahead of what is read.
+        entries: All entries of the epoch.
+        ordered: Those of this pipe, in the order of the epoch; pulled a little ahead of what is read.
         content: Makes the bytes of the pipe from each.
 
     Attributes:
+        entries: All entries of the epoch.
         is_planned: Whether all entries have been pulled, so that the next epoch may begin.
 
     Cost: that of ``Store.read_parts``.
     """
 
-    def __init__(self, store: Store, entries: Iterator[Entry], *, content: Content) -> None:
-        self._store = store
+    def __init__(self, entries: Entries, ordered: Iterator[Entry], *, content: Content) -> None:
+        self.entries = entries
+        self._store = entries.store
         self._content = content
         self.is_planned = False
         self._waiting: deque[ChannelObject | bytes] = deque()
-        self._parts: Iterator[Chunk] = store.read_parts(self._requests(entries))
+        self._parts: Iterator[Chunk] = self._store.read_parts(self._requests(ordered))
 
     def __iter__(self) -> Iterator[Buffer]:
         for chunk in self._parts:
@@ -54,8 +56,8 @@ class EpochStream:
         """Cancel what is in flight; idempotent, and from any thread."""
         self._parts.close()  # type: ignore[attr-defined]
 
-    def _requests(self, entries: Iterator[Entry]) -> Iterator[PlanItem]:
-        for entry in entries:
+    def _requests(self, ordered: Iterator[Entry]) -> Iterator[PlanItem]:
+        for entry in ordered:
             for piece in entry:
                 self._waiting.append(piece)
                 if isinstance(piece, ChannelObject):
