@@ -40,8 +40,10 @@ class SampleExtent(NamedTuple):
 class SampleMap:
     """Finds samples by number, counted over all shards in the order of the lookup, and parses them.
 
+    It finds only the numbers of samples in shards that have a table of contents of their own, such as zip.
+
     Args:
-        known: A complete lookup, of shards in formats that can be read from any sample.
+        known: A complete lookup, of shards in formats whose samples can each be read alone.
         indexes_max: Number of shards' indexes to keep; a call that needs more keeps them until the next one. None keeps
             all that were needed.
 
@@ -56,11 +58,11 @@ class SampleMap:
         for versioned, row in zip(known.shards, known.rows, strict=True):
             if row is None:
                 raise ConfigError(f"this version of {versioned.shard.url} is not indexed", hint="run penstock index")
-            if not row.has_offsets:
-                raise ConfigError(
-                    f"{versioned.shard.url} is {row.format}, which can be read only from its beginning",
-                    hint="decompress it, or read it in order",
-                )
+            form = FORMATS[row.format]
+            if not row.has_offsets and (form.ranged is None or form.unit != "sample"):
+                how = "only from its beginning" if form.ranged is None else f"one {form.unit} of samples at a time"
+                hint = "decompress it, or read it in order" if form.ranged is None else "read it in order"
+                raise ConfigError(f"{versioned.shard.url} is {row.format}, which can be read {how}", hint=hint)
             rows.append(row)
         self._known = known
         self._rows = rows
@@ -93,7 +95,7 @@ class SampleMap:
 
         Cost: one read for each shard whose index is not kept, many at a time.
         """
-        located = [self._locate(number) for number in numbers]
+        located = [self.locate(number) for number in numbers]
         self.load([shard for shard, _ in located])
         return [self._extent(shard, sample) for shard, sample in located]
 
@@ -201,8 +203,12 @@ class SampleMap:
             for shard in [each for each in indexes if each not in needed][: len(indexes) - self._indexes_max]:
                 del indexes[shard]
 
-    def _locate(self, number: int) -> tuple[int, int]:
-        """Return the number of the shard, and of the sample in it. Cost: O(log shards)."""
+    def locate(self, number: int) -> tuple[int, int]:
+        """Return the number of the shard, and of the sample in it. Cost: O(log shards).
+
+        Raises:
+            IndexError: The number is out of range.
+        """
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         number %= len(self)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from penstock.fetch import PlanItem
+from penstock.formats import look_into, ranged_of
 from penstock.index import SampleMap
 from penstock.sources.readers import LocatedSample, StoredReader
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.formats import RangedReader
     from penstock.index import Lookup, SampleExtent
     from penstock.sources.readers import NumberedSample
     from penstock.sources.shards import Shard
     from penstock.store import Store
-    from penstock.types import ByteRange
+
+
+class TableEntry(NamedTuple):
+    """A sample that its shard's own table of contents locates: the numbers of the shard, and of the sample in it."""
+
+    shard: int
+    sample: int
 
 
 class IndexedReader(StoredReader):
@@ -57,9 +66,11 @@ class IndexedReader(StoredReader):
         self._indexes_max = indexes_max
         self._map = SampleMap(known, indexes_max=indexes_max)
         self._starts = np.array(self._map.starts, np.int64)
+        self._has_tables = any(row is not None and not row.has_offsets for row in known.rows)
+        self._tables: dict[int, RangedReader] = {}  # by shard, for formats with a table of contents
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None}
+        return {**self.__dict__, "_map": None, "_tables": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -91,22 +102,31 @@ class IndexedReader(StoredReader):
 
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
         """Return where the bytes of some samples lie."""
-        extents = self._map.extents(numbers)
-        for shard in {extent.shard for extent in extents}:
+        contexts = self._in_tables(numbers) if self._has_tables else self._map.extents(numbers)
+        for shard in {context.shard for context in contexts if not isinstance(context, TableEntry)}:
             self._need_head(shard)
         found = self._known.shards
         located = []
-        for number, extent in zip(numbers, extents, strict=True):
-            shard = extent.shard
+        for number, context in zip(numbers, contexts, strict=True):
+            shard = context.shard
             _, _, size_bytes, _, if_match = found[shard]
-            spans = self._wanted(extent) or (extent.span,)
+            spans: Sequence[ByteRange]
+            if isinstance(context, TableEntry):
+                # a sample without a wanted field takes a byte, because every sample is a request
+                spans = self._table(shard).units[context.sample].spans or (ByteRange(0, 1),)
+            else:
+                spans = self._wanted(context) or (context.span,)
             items = [PlanItem(self._keys[shard], span, if_match, size_bytes) for span in spans]
-            located.append(LocatedSample(number, items, extent))
+            located.append(LocatedSample(number, items, context))
         return located
 
     def made(self, located: LocatedSample, data: Sequence[memoryview]) -> NumberedSample:
         """Make a sample from its bytes, or from those of the members that were read."""
-        extent: SampleExtent = located.context
+        extent: SampleExtent | TableEntry = located.context
+        if isinstance(extent, TableEntry):
+            table = self._table(extent.shard)
+            [sample] = table.read(extent.sample, data[: len(table.units[extent.sample].spans)])
+            return located.number, sample, self._known.shards[extent.shard].shard.url
         is_all = self._fields is None or (len(data) == 1 and len(data[0]) == extent.span.length_bytes)
         sample = self._map.parse(extent, data[0]) if is_all else self._map.parse_some(extent, data)
         if sample.size_bytes is None:
@@ -120,6 +140,27 @@ class IndexedReader(StoredReader):
         if self._fields is None or row is None or not may_pay(shard, row, self._fields):
             return None
         return wanted_spans(extent.known, extent.sample, 1, fields=self._fields, gap_bytes=gap_bytes_of(shard))
+
+    def _in_tables(self, numbers: Sequence[int]) -> Sequence[SampleExtent | TableEntry]:
+        """Return where samples lie if some of them, or all, are located by the tables of contents of their shards."""
+        entries = [TableEntry._make(self._map.locate(number)) for number in numbers]
+        rows = [self._known.rows[entry.shard] for entry in entries]
+        indexed = [number for number, row in zip(numbers, rows, strict=True) if row is not None and row.has_offsets]
+        extents = dict(zip(indexed, self._map.extents(indexed), strict=True))
+        return [extents.get(number, entry) for number, entry in zip(numbers, entries, strict=True)]
+
+    def _table(self, shard: int) -> RangedReader:
+        """Return the table of contents of a shard; it is read once, by one request or two."""
+        table = self._tables.get(shard)
+        if table is None:
+            found, _, size_bytes, _, if_match = self._known.shards[shard]
+            row = self._known.rows[shard]
+            assert row is not None
+            table = ranged_of(row.format, shard=found.url, size_bytes=row.size_bytes, fields=self._fields)
+            store, key = found.store, found.key
+            look_into(table, lambda span: next(store.read_many([PlanItem(key, span, if_match, size_bytes)])).data)
+            self._tables[shard] = table
+        return table
 
     def _need_head(self, shard: int) -> None:
         """Read, once per shard, the bytes that the parser needs for every sample; most formats need none."""

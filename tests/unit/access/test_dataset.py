@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 import penstock as ps
 from counting import counted_plans
-from loading import counted, shard, write_counted, write_formatted
+from loading import counted, formatted, shard, write_counted, write_formatted
 from penstock.access import PipelineDataset
 from penstock.access.dataset import REQUESTS_MIN
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
@@ -218,7 +218,7 @@ def test_an_index_is_made_or_required(tmp_path: Path) -> None:
         shards.open(index="stream")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("format_name", ["tfrecord", "jsonl", "recordio"])
+@pytest.mark.parametrize("format_name", ["tfrecord", "jsonl", "recordio", "zip"])
 def test_every_format_with_samples_to_enter(tmp_path: Path, format_name: str) -> None:
     """Records of the other formats are read by range alike."""
     total = write_formatted(tmp_path / "data", format_name, (5, 3))
@@ -228,11 +228,32 @@ def test_every_format_with_samples_to_enter(tmp_path: Path, format_name: str) ->
         assert [sample["__position__"] for sample in dataset] == list(range(total))
 
 
+def test_samples_of_a_zip_and_a_tar(tmp_path: Path) -> None:
+    """Only the directory of a zip and the wanted members are read, also beside shards of another format and after pickling."""
+    (tmp_path / "data").mkdir()
+    large = [{"__key__": f"z{number}", "n": b"%d" % number, "big": bytes(200_000 + number)} for number in range(8)]
+    (tmp_path / "data" / "a.zip").write_bytes(formatted("zip", large))
+    (tmp_path / "data" / "b.tar").write_bytes(
+        formatted("tar", [{"__key__": f"t{n}", "n": b"%d" % n} for n in range(8)])
+    )
+    with ps.shards(f"{tmp_path}/data/").select(["n"]).open(index_dir=tmp_path / "index") as dataset:
+        before = received_bytes(dataset)
+        found = pickle.loads(pickle.dumps(dataset))[[9, 7, 0, 12]]
+        assert [(sample["__key__"], bytes(sample["n"])) for sample in found] == [
+            ("t1", b"1"), ("z7", b"7"), ("z0", b"0"), ("t4", b"4"),
+        ]  # fmt: skip
+        assert bytes(dataset[3]["n"]) == b"3"
+        assert received_bytes(dataset) - before < 200_000
+
+
 def test_compressed_shards_are_refused(tmp_path: Path) -> None:
     """A shard that cannot be entered at a sample says so, and what to do."""
     write_formatted(tmp_path / "data", "tar.gz", (3,))
     with pytest.raises(ConfigError, match="can be read only from its beginning"):
         ps.shards(f"{tmp_path}/data/").open(index_dir=tmp_path / "index")
+    write_formatted(tmp_path / "rows", "parquet", (3,))
+    with pytest.raises(ConfigError, match="one block of samples at a time"):
+        ps.shards(f"{tmp_path}/rows/").open(index_dir=tmp_path / "index")
 
 
 def test_a_shard_that_changed(tmp_path: Path) -> None:
