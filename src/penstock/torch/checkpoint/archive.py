@@ -13,13 +13,17 @@ import pickle
 import struct
 import sys
 import zipfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+import zlib
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from penstock.config import MIB
 from penstock.errors import CheckpointError, PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.torch.checkpoint.object_file import ObjectFile
     from penstock.types import Buffer
 
@@ -28,11 +32,14 @@ LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files begin that ``torch.save`` writes with ``_use_new_zipfile_serialization=False``: its magic number, pickled."""
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 HEADER_BYTES = _LOCAL_HEADER.size
+_IS_DIRECTORY = 0x10  # among the external attributes
 _WIDE = 0xFFFFFFFF  # from here on, sizes and offsets have 8 bytes in an extra field
 
 
 def load_guarded(data: Buffer, **options: Any) -> Any:
     """Load what ``torch.save`` wrote, from memory, without running code from it: tensors and plain data.
+
+    An archive is compared with its checksums, which ``torch.load`` does not do.
 
     Only the two formats of ``torch.save`` are read, because the guard of PyTorch before 2.6 does not cover tar archives
     (CVE-2025-32434).
@@ -45,9 +52,16 @@ def load_guarded(data: Buffer, **options: Any) -> Any:
         pickle.UnpicklingError: It contains more, or is of another format.
         Exception: It is damaged; ``torch.load`` raises anything.
     """
-    if not bytes(data[: len(LEGACY_HEAD)]).startswith((ZIP_HEAD, LEGACY_HEAD)):
+    head = bytes(data[: len(LEGACY_HEAD)])
+    if head.startswith(ZIP_HEAD):
+        check_members(io.BytesIO(data))
+    elif head != LEGACY_HEAD:
         raise pickle.UnpicklingError("it is not a file of torch.save")
     return torch.load(io.BytesIO(data), weights_only=True, **options)
+
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
+"""What ``zipfile`` raises for damaged archives."""
 
 
 class PlainFileError(Exception):
@@ -91,21 +105,23 @@ class Archive:
         self._url = file.name
         try:
             with zipfile.ZipFile(file) as archive:
-                members = {info.filename: info for info in archive.infolist()}
+                members = {info.filename: info for info in _members(archive)}
                 folder = self._folder(members)
                 if f"{folder}/constants.pkl" in members:
                     raise PlainFileError("a TorchScript archive")
-                byteorder, alignment = f"{folder}/byteorder", f"{folder}/.storage_alignment"
-                if (
-                    byteorder in members
-                    and _read(archive, members[byteorder]).decode("ascii", "replace") != sys.byteorder
-                ):
+                # All small members, because torch.load reads them without comparing their checksums.
+                small = {
+                    name: _read(archive, info)
+                    for name, info in members.items()
+                    if not name.startswith(f"{folder}/data/") and name != f"{folder}/data.pkl"
+                }
+                if small.get(f"{folder}/byteorder", sys.byteorder.encode()) != sys.byteorder.encode():
                     raise PlainFileError("of a machine with another byte order")
-                align_bytes = int(_read(archive, members[alignment])) if alignment in members else 64
+                align_bytes = int(small.get(f"{folder}/.storage_alignment", b"64"))
                 self.references = _references(_read(archive, members[f"{folder}/data.pkl"]))
         except PenstockError:
             raise
-        except (zipfile.BadZipFile, struct.error, EOFError, ValueError, RuntimeError) as error:
+        except _DAMAGE as error:
             raise CheckpointError(f"the file is truncated or damaged: {error}", url=self._url) from error
         self.storages = self._find_storages(members, f"{folder}/data/", align_bytes, file.size_bytes)
 
@@ -140,12 +156,46 @@ class Archive:
         return found
 
 
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the members. Of one that is marked as a directory, PyTorch returns memory of any content, and no bytes."""
+    for info in archive.infolist():
+        if info.external_attr & _IS_DIRECTORY and not info.is_dir():
+            raise zipfile.BadZipFile(f"{info.filename} is marked as a directory")
+    return archive.infolist()
+
+
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a member, and compare it with its CRC-32 unless ``torch.save`` was told to compute none."""
+    """Read a member; see ``_pieces``."""
+    return b"".join(_pieces(archive, info))
+
+
+def _pieces(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Yield the bytes of a member, compared with its size and its CRC-32, unless ``torch.save`` was told to compute none."""
     if not info.CRC:
         info = copy.copy(info)
         info.CRC = None  # type: ignore[assignment]  # the module's own way to say that it is unknown
-    return archive.read(info)
+    left = info.file_size
+    with archive.open(info) as member:
+        while piece := member.read(MIB):
+            left -= len(piece)
+            yield piece
+    if left:  # the module stops where the compressed bytes end, and PyTorch does not
+        raise zipfile.BadZipFile(f"{info.filename} is {left} bytes shorter than the directory says")
+
+
+def check_members(file: IO[bytes]) -> None:
+    """Compare every member of an archive with its CRC-32, at the place that its own header tells, unless it has none.
+
+    Raises:
+        ValueError: A member, or the header of one, is damaged.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for info in _members(archive):
+                for _ in _pieces(archive, info):
+                    pass
+    except _DAMAGE as error:
+        raise ValueError(f"the file is truncated or damaged: {error}") from error
 
 
 def check_header(storage: StoredStorage, header: memoryview) -> None:

@@ -25,6 +25,7 @@ from penstock.torch.checkpoint.archive import (
     Archive,
     PlainFileError,
     check_header,
+    check_members,
 )
 from penstock.torch.checkpoint.object_file import ObjectFile
 from penstock.torch.checkpoint.prefaulting import Prefaulting
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.torch.checkpoint.archive import StoredStorage
     from penstock.types import Key, ObjectInfo
+
+_TORCH_ARCHIVE = ("PytorchStreamReader", "inline_container", "hasRecord")
+"""Names of PyTorch's reader of archives, one of which is in each of its errors."""
 
 MapLocation: TypeAlias = "str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None"
 
@@ -97,8 +101,9 @@ def load(
     compared with the checksum that the store keeps of the object or, if it keeps none that can be computed here, with the
     CRC-32 of each storage in the file.
 
-    Files in the format from before PyTorch 1.6, TorchScript archives, and archives that another program wrote are read by
-    ``torch.load`` itself, one range after the other. Only their length and version are verified.
+    Archives that another program wrote, and TorchScript, are read whole into memory, and verified there. Files in the format
+    from before PyTorch 1.6 are read by ``torch.load`` itself, one range after the other; only their length and version are
+    verified.
 
     Args:
         url: URL of the object, with any scheme that ``penstock.connect`` supports.
@@ -119,7 +124,7 @@ def load(
         ConfigError: The URL does not name an object, or an option is invalid.
 
     Cost: One HEAD, two small requests, and one request per part (``FetchConfig.part_bytes``); holds the tensors alone, as
-    storages that cannot be resized.
+    storages that cannot be resized. Archives of other programs are held whole until they are loaded.
     """
     root, key = split_file(url)
     with compose.connect(root, **options) as store:
@@ -133,12 +138,8 @@ def load_from(store: Store, key: Key, map_location: MapLocation, *, weights_only
     file.keep(_ends(info.size_bytes))
     head = bytes(file.bytes_at(0, 512))
     if head.startswith(ZIP_HEAD):
-        if mmap:
-            return _load_mapped(store, info, file, map_location, weights_only=weights_only)
-        try:
-            return _load_archive(store, info, file, map_location, weights_only=weights_only)
-        except PlainFileError:
-            pass
+        if mmap or _needs_bytes(map_location):
+            return _load_zip(store, info, file, map_location, weights_only=weights_only, mmap=mmap)
     elif not (head.startswith(LEGACY_HEAD) or head[257:262] == b"ustar"):
         raise CheckpointError("not a file of torch.save", url=file.name)
     elif weights_only and not head.startswith(LEGACY_HEAD):  # the guard of PyTorch before 2.6 does not cover it
@@ -162,6 +163,8 @@ def _unpickle(url: str, file: Any, **options: Any) -> Any:
     except PenstockError:
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and any(name in str(error) for name in _TORCH_ARCHIVE):
+            raise CheckpointError(f"the file is truncated or damaged: {error}", url=url) from error
         error.add_note(f"while loading {url}")
         raise
 
@@ -171,7 +174,7 @@ def _load_plain(store: Store, key: Key, file: ObjectFile, map_location: MapLocat
     with store.open(key) as reader:
         try:
             return _unpickle(file.name, reader, map_location=map_location, weights_only=weights_only)
-        except (EOFError, pickle.UnpicklingError, RuntimeError, ValueError) as error:
+        except (AssertionError, EOFError, LookupError, pickle.UnpicklingError, RuntimeError, ValueError) as error:
             if isinstance(error, PenstockError) or "eights only" in str(error) or "CUDA" in str(error):
                 raise
             raise CheckpointError(f"the file is truncated or damaged: {error}", url=file.name) from error
@@ -180,16 +183,27 @@ def _load_plain(store: Store, key: Key, file: ObjectFile, map_location: MapLocat
 # ── archives ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _needs_bytes(map_location: MapLocation) -> bool:
+    """Whether tensors are made that have bytes: not on ``meta``, nor in a mode for others without them, such as fake ones."""
+    return str(map_location) != "meta" and type(torch.empty(0, device="cpu")) is torch.Tensor
+
+
+def _load_zip(
+    store: Store, info: ObjectInfo, file: ObjectFile, map_location: MapLocation, *, weights_only: bool, mmap: bool
+) -> Any:
+    if not mmap and hasattr(
+        torch.serialization, "skip_data"
+    ):  # PyTorch 2.6 and later can leave out the bytes of storages
+        try:
+            return _load_archive(store, info, file, map_location, weights_only=weights_only)
+        except PlainFileError:
+            pass
+    return _load_whole(store, info, file, map_location, weights_only=weights_only, mmap=mmap)
+
+
 def _load_archive(
     store: Store, info: ObjectInfo, file: ObjectFile, map_location: MapLocation, *, weights_only: bool
 ) -> Any:
-    is_meta = map_location is not None and str(map_location) == "meta"
-    if (
-        is_meta or type(torch.empty(0, device="cpu")) is not torch.Tensor
-    ):  # a mode for tensors without bytes, such as fake ones
-        raise PlainFileError("no bytes of storages are needed")
-    if not hasattr(torch.serialization, "skip_data"):  # before PyTorch 2.6
-        raise PlainFileError("torch.load cannot leave out the bytes of storages")
     archive = Archive(file)
     for stored in archive.storages[:1]:
         check_header(stored, file.bytes_at(stored.header_offset, HEADER_BYTES))
@@ -347,27 +361,41 @@ class _Restorer:
         return cast("torch.UntypedStorage", restored)
 
 
-# ── mapped ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── whole ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _load_mapped(
-    store: Store, info: ObjectInfo, file: ObjectFile, map_location: MapLocation, *, weights_only: bool
+def _load_whole(
+    store: Store, info: ObjectInfo, file: ObjectFile, map_location: MapLocation, *, weights_only: bool, mmap: bool
 ) -> Any:
-    """Read all of the file into an anonymous one, and let ``torch.load`` map that."""
+    """Read all of the file into an anonymous one, verify it, and let ``torch.load`` read or map that."""
     if not hasattr(os, "memfd_create"):
-        raise ConfigError("mmap=True needs an anonymous file, which only Linux has", hint="use mmap=False")
+        raise ConfigError(
+            "this file needs an anonymous file, which only Linux has", hint="use torch.load(ps.open(url))"
+        )
     try:
         storages: Sequence[StoredStorage] = Archive(file).storages
+        is_usual = True
     except PlainFileError:
-        storages = ()
+        storages, is_usual = (), False
     fd = os.memfd_create("penstock-checkpoint")
     try:
         os.ftruncate(fd, info.size_bytes)
         view = memoryview(mmap_module.mmap(fd, info.size_bytes))  # unmapped with the last reference to it
         pieces = [(start, view[start : start + _PIECE_BYTES]) for start in range(0, len(view), _PIECE_BYTES)]
-        _fill(store, info, pieces, lambda: choose_verifier(info, storages, file.name))
+        try:
+            _fill(store, info, pieces, lambda: choose_verifier(info, storages, file.name))
+            for stored in storages:
+                check_header(stored, view[stored.header_offset : stored.start])
+        except (CheckpointError, PlainFileError):  # the bytes of a storage may be elsewhere, and then count there
+            is_usual = False
         del view, pieces
+        if not is_usual:
+            try:
+                with open(fd, "rb", closefd=False) as whole:
+                    check_members(whole)
+            except ValueError as error:
+                raise CheckpointError(str(error), url=file.name) from error
         path = f"/proc/self/fd/{fd}"
-        return _unpickle(file.name, path, map_location=map_location, weights_only=weights_only, mmap=True)
+        return _unpickle(file.name, path, map_location=map_location, weights_only=weights_only, mmap=mmap)
     finally:
         os.close(fd)

@@ -192,6 +192,34 @@ def test_a_flipped_byte_is_an_error(url: str, mmap: bool) -> None:
             ps.torch.load(url, mmap=mmap)
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("rezipped", [False, True])
+def test_a_flipped_bit_anywhere_is_an_error_or_changes_nothing(rezipped: bool, mmap: bool) -> None:
+    """Headers, names, sizes, padding, the directory, the pickle and the storages: what is loaded is what was saved."""
+    url = f"memory://{os.urandom(6).hex()}/x.pt"
+    saved = {"w": torch.randn(4, 3), "b": torch.randn(5), "step": 7, "name": "text", "list": [0.5, None, True]}
+    torch.save(saved, file := io.BytesIO())
+    if rezipped:
+        with zipfile.ZipFile(file) as source, zipfile.ZipFile(again := io.BytesIO(), "w") as target:
+            for info in source.infolist():
+                target.writestr(info.filename, source.read(info))
+        file = again
+    outcomes = {"error": 0, "same": 0}
+    with ps.connect(url.removesuffix("x.pt")) as store:
+        for bit in range(0, len(file.getvalue()) * 8, 7):
+            damaged = bytearray(file.getvalue())
+            damaged[bit // 8] ^= 1 << bit % 8
+            store.write("x.pt", damaged)
+            try:
+                found = ps.torch.load(url, mmap=mmap)
+            except CheckpointError:
+                outcomes["error"] += 1
+            else:
+                assert same(saved, found), (bit, bytes(damaged[bit // 8 - 8 : bit // 8 + 8]))
+                outcomes["same"] += 1
+    assert min(outcomes.values()) > 100, outcomes
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

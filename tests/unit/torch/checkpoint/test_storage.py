@@ -640,6 +640,24 @@ def test_every_flipped_bit_of_metadata_without_a_manifest(tmp_path: Path) -> Non
     assert float(found) > 0.5
 
 
+def test_a_flipped_bit_of_an_item_without_a_manifest(tmp_path: Path) -> None:
+    """What PyTorch's writer saved is compared with the checksums of its archives: it is an error, or nothing has changed."""
+    tensor = values(40, 30)
+    dcp.save({"w": tensor}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    path = tmp_path / "__0_0.distcp"
+    errors = 0
+    for damaged in flipped(path.read_bytes(), 211):
+        path.write_bytes(damaged)
+        target = {"w": torch.zeros(40, 30)}
+        try:
+            dcp.load(target, storage_reader=StorageReader(tmp_path))
+        except CheckpointException:
+            errors += 1
+        else:
+            assert torch.equal(target["w"], tensor)
+    assert errors > 150
+
+
 @pytest.fixture
 def _opaque(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As with a PyTorch that cannot save a tensor without its data."""
