@@ -196,8 +196,8 @@ def test_bad_node_lists(text: str) -> None:
         expand_nodes(text)
 
 
-def test_hyperparameters_that_are_nested_too_deeply() -> None:
-    """Text of many brackets stays text, as SageMaker's toolkit keeps what is not JSON; no depth is a RecursionError."""
+def test_hyperparameters_that_no_program_can_be_given() -> None:
+    """Text of many brackets stays text, as SageMaker's toolkit keeps what is not JSON; what no variable can hold is refused."""
     assert hyperparameters_of({"a": NESTED, "b": "9" * 5000}) == {"a": NESTED, "b": "9" * 5000}
     assert arguments_of({"a": NESTED}) == ["-a", NESTED]
     for depth in range(880, 1000, 3):
@@ -211,5 +211,8 @@ def test_hyperparameters_that_are_nested_too_deeply() -> None:
     for wrong in (value, {1, 2}, float):
         with pytest.raises(ConfigError, match="hyperparameter 'a' cannot be JSON"):
             hyperparameters_config({"a": wrong})
+    for text in ("x\0", "\ud800"):
+        with pytest.raises(ConfigError, match="hyperparameter 'a' cannot be a variable"):
+            hyperparameters_config({"a": text})
     while value:
         value = value[0]  # type: ignore[assignment]  # to free it level by level

@@ -142,6 +142,7 @@ def test_bad_requests(request_part: Any, message: str) -> None:
         ({"AlgorithmSpecification": []}, "AlgorithmSpecification .* must be an object"),
         ({"HyperParameters": [1]}, "HyperParameters .* must be an object"),
         ({"Environment": {"A=B": "x"}}, "Environment .* has 'A=B'"),
+        ({"Environment": {"A": "\ud800"}}, "Environment .* has 'A'"),
         ({"Environment": {"A": 1}}, "Environment .* has 'A'"),
         ({"TrainingJobName": "../../x"}, "TrainingJobName '../../x' must be 1 to 63"),
         ({"OutputDataConfig": {"S3OutputPath": []}}, "S3OutputPath .* must be text"),

@@ -7,7 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.channels.environment.configuration import arguments_of, check_hyperparameters, hyperparameters_config
+from penstock.channels.environment.configuration import (
+    arguments_of,
+    check_hyperparameters,
+    hyperparameters_config,
+    is_variable,
+)
 from penstock.channels.environment.hosts import Hosts
 from penstock.channels.inputs import channel_of_request, check_channels, field_of
 from penstock.channels.runner.stopping import STOP_S
@@ -100,7 +105,7 @@ def fields_of_request(request: Any, *, mode: str = "File") -> dict[str, Any]:
     job_mode = field_of(_record(request, "AlgorithmSpecification"), "TrainingInputMode", str) or mode
     environment = _record(request, "Environment")
     for name, value in environment.items():
-        if not name or "=" in name or not isinstance(value, str) or "\0" in name + value:
+        if not is_variable(name, value):
             raise ConfigError(f"Environment in the request has {name!r:.60}, which cannot be a variable of text")
     found: dict[str, Any] = {
         "channels": tuple(
