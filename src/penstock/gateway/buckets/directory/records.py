@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.gateway.buckets.requests import PARTS_MAX
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -65,10 +67,10 @@ def decoded_record(data: bytes) -> StoredRecord | None:
     """Return the record that was encoded; None if the data is something else."""
     try:
         values: dict[str, Any] = json.loads(data.decode("utf-8", "surrogateescape"))
-        sizes = [size for size, count in values.pop("part_sizes_bytes", ()) for _ in range(count)]
+        sizes = [size for size, count in values.pop("part_sizes_bytes", ()) for _ in range(min(count, PARTS_MAX))]
         checksums = tuple(values.pop("part_checksums", ()))
         return StoredRecord(**values, part_sizes_bytes=tuple(sizes), part_checksums=checksums)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
