@@ -98,6 +98,18 @@ def strong_etag(text: str | None) -> str | None:
     return f'"{bare}"'
 
 
+_STATUS_TIME = re.compile(r'-c[0-9a-f]+"$')
+
+
+def lasting_etag(etag: str | None) -> str | None:
+    """Return what identifies a version in a data set: its ETag, for a local file without the time of its last change of status.
+
+    That time also changes when a file is linked, renamed, or given other permissions, as backups do, which must neither outdate
+    an index nor end a training job.
+    """
+    return None if etag is None else _STATUS_TIME.sub('"', etag)
+
+
 def parse_size(text: str | bytes) -> int | None:
     """Return the size in bytes that an answer states, or None if the text is anything but 1 to ``SIZE_DIGITS_MAX`` digits."""
     return int(text) if len(text) <= SIZE_DIGITS_MAX and text.isascii() and text.isdigit() else None
@@ -107,8 +119,8 @@ class ObjectInfo(NamedTuple):
     """What a store says about an object without sending its bytes.
 
     ``etag`` is in the form that ``strong_etag`` returns. A store without ETags may use an identifier of its own
-    (``size-mtime-inode``). ``list(recursive=False)`` also yields prefixes: their keys end with ``/``, ``is_prefix`` is true,
-    and their size is 0.
+    (``size-mtime-inode-ctime``). ``list(recursive=False)`` also yields prefixes: their keys end with ``/``, ``is_prefix`` is
+    true, and their size is 0.
 
     ``headers`` are those of the answer, by lower-case name: a reference, which costs nothing. They are empty if the store has
     none, and in listings. Two records that differ in nothing else are equal.

@@ -665,7 +665,8 @@ class Revalidation:
 
     def submit(self) -> Transfer | None:
         """Send the request."""
-        return self._read.context.inner.submit(Head(self._read.operation.key), self)
+        operation = self._read.operation
+        return self._read.context.inner.submit(Head(operation.key, operation.if_match), self)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Return None, as the answer has no body."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError, ObjectChangedError, PenstockError, StoreError
+from penstock.errors import ConfigError, DataError, PenstockError, StoreError
 from penstock.fetch import PlanItem
 from penstock.formats import (
     FORMATS,
@@ -353,10 +353,7 @@ def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:
     reader = ranged_of(format_name, shard=versioned.shard.url, size_bytes=versioned.size_bytes)
 
     def read(span: ByteRange) -> Buffer:
-        blob = versioned.shard.store.read(versioned.shard.key, span)
-        if versioned.if_match is not None and blob.etag != versioned.if_match:
-            raise ObjectChangedError(f"the shard is now {blob.etag}, not {versioned.if_match}", url=versioned.shard.url)
-        return blob.data
+        return next(versioned.shard.store.read_many([PlanItem(versioned.shard.key, span, versioned.if_match)])).data
 
     look_into(reader, read)
     count = sum(unit.samples_count for unit in reader.units)

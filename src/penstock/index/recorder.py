@@ -18,6 +18,7 @@ from penstock.errors import ChecksumError, ConfigError
 from penstock.formats import FORMATS
 from penstock.index.members import members_of
 from penstock.index.shard_index import ShardIndex, ShardRow
+from penstock.types import lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,8 @@ class ShardRecorder:
             )
         shard = self._shard
         name = decided or self._format
-        row = ShardRow(shard.key, shard.size_bytes, shard.etag, len(self._keys), name, self._has_offsets)
+        etag = lasting_etag(shard.etag) or ""
+        row = ShardRow(shard.key, shard.size_bytes, etag, len(self._keys), name, self._has_offsets)
         offsets = np.array([self._first, *self._ends], np.int64) if self._has_offsets else None
         crcs = np.array(self._crcs, np.uint32) if self._has_crc else None
         members = members_of(self._fields, self._values, self._sizes) if self._fields else None

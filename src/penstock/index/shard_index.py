@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.index.members import Members
 from penstock.index.members import decode as decode_members
-from penstock.types import strong_etag
+from penstock.types import lasting_etag, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,8 @@ class ShardRow(NamedTuple):
 
     def is_of(self, size_bytes: int | None, etag: str | None) -> bool:
         """Return whether the row describes this version; older indexes have ETags as the store wrote them, perhaps unquoted."""
-        return self.size_bytes == size_bytes and strong_etag(self.etag) == strong_etag(etag)
+        own, other = lasting_etag(strong_etag(self.etag)), lasting_etag(strong_etag(etag))
+        return self.size_bytes == size_bytes and own == other
 
 
 class ShardIndex:

@@ -29,6 +29,7 @@ from penstock.formats.mds_writer import MdsWriter
 from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.written_formats import prepare, written_format
+from penstock.types import lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -232,7 +233,7 @@ class ShardFile:
         info = self._writer.info
         if info is None or info.etag is None:
             info = self._store.stat(self._name)
-        etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
+        etag = lasting_etag(info.etag) or f"{info.size_bytes}-{info.last_modified_s}"
         written = self._written
         name = (getattr(self._shard, "decided_format", None) if written.has_offsets else None) or written.read_as
         row = ShardRow(self._name, self._stored_bytes, etag, len(self._crcs), name, written.has_offsets)

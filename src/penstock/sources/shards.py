@@ -14,6 +14,7 @@ from penstock.index import FOLDER, EarlyIndex
 from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
+from penstock.types import lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +110,7 @@ class Shard:
             size_bytes: Size in bytes; None keeps the known size.
         """
         known = self.version
-        version = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
+        version = ShardVersion(known.etag or lasting_etag(etag), known.size_bytes if size_bytes is None else size_bytes)
         if version != known:
             self.versions.record(self, version)
 
@@ -179,7 +180,7 @@ class ShardFinder:
         stores = [self._store(root) for root in listing.roots]
         versions = ShardVersions()
         return [
-            Shard(stores[root], key, versions, format_name, etag, size_bytes)
+            Shard(stores[root], key, versions, format_name, lasting_etag(etag), size_bytes)
             for root, key, etag, size_bytes in listing.entries
         ]
 

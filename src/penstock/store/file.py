@@ -395,8 +395,8 @@ class _WholeCheck:
     def request(self) -> None:
         """Request the checksum, without waiting for it."""
         if self._unhashed and self._requested is None:
-            sink = WaitingSink()
-            self._requested = sink, self._store.submit(Head(self._info.key), sink)
+            sink, info = WaitingSink(), self._info
+            self._requested = sink, self._store.submit(Head(info.key, info.etag, info.size_bytes), sink)
 
     def add(self, start: int, data: memoryview) -> None:
         """Take the bytes from `start` on."""

@@ -266,6 +266,9 @@ def _check_name(path: str, name: str) -> None:
 
 
 def info_of(key: Key, status: os.stat_result) -> ObjectInfo:
-    """Return the record of a file; its ETag is made of size, modification time and inode."""
-    etag = f'"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"'
+    """Return the record of a file; its ETag is made of size, modification time, inode, and the time of its last change.
+
+    Only the last of them cannot be set, and so tells of a file that was overwritten and given its former modification time.
+    """
+    etag = f'"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}-c{status.st_ctime_ns:x}"'
     return ObjectInfo(key, status.st_size, etag, status.st_mtime_ns / 1e9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import struct
 import zipfile
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from indexing import Shard
-from penstock.errors import PenstockError, StoreError
+from loading import write_counted
+from penstock.errors import ConfigError, PenstockError, StoreError
 from penstock.formats import RecordIOWriter, TarParser, TFRecordWriter, parser_of
 from penstock.index import IndexPlace, ShardLike, ShardRow, beside, build, in_directory, lookup
 from penstock.store.faulty import Faulty
@@ -375,3 +378,27 @@ def test_nothing_is_left_running(
     shards = listed(memory)
     with nothing_left():  # type: ignore[attr-defined]
         build(shards, beside(shards))
+
+
+def test_an_index_of_local_shards_outlives_links_and_permissions(tmp_path: Path) -> None:
+    """What changes the status of a shard but not its bytes neither outdates its index nor ends an epoch; a rewrite does."""
+    write_counted(tmp_path, (3, 3))
+    pipeline = ps.shards(f"{tmp_path}/").batch(1)
+    ps.build_index(pipeline, index_dir=tmp_path / "index")
+    shards = sorted(tmp_path.glob("*.tar"))
+    with ps.Loader(pipeline, index="require", index_dir=tmp_path / "index") as loader:
+        batches = iter(loader)
+        next(batches)
+        for shard in shards:
+            (tmp_path / f"{shard.name}.link").hardlink_to(shard)
+            shard.chmod(0o600)
+        assert sum(1 for _ in batches) == 5
+    with ps.Loader(pipeline, index="require", index_dir=tmp_path / "index") as loader:
+        assert sum(1 for _ in loader) == 6
+    shards[0].write_bytes(shards[0].read_bytes())
+    os.utime(shards[0], (1, 1))
+    with (
+        ps.Loader(pipeline, index="require", index_dir=tmp_path / "index") as loader,
+        pytest.raises(ConfigError, match="1 of 2 shards"),
+    ):
+        next(iter(loader))

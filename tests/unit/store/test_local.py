@@ -16,11 +16,12 @@ from penstock.errors import (
     ObjectMissingError,
     StoreError,
 )
+from penstock.fetch import PlanItem
 from penstock.store import local
 from penstock.store.local import LocalStore
 from penstock.store.tree import Tree
 from penstock.testing.contract_support import WatchingSink, submit
-from penstock.types import Get, Landing, ListPage
+from penstock.types import Get, Landing, ListPage, lasting_etag
 
 
 @pytest.fixture
@@ -148,6 +149,52 @@ def test_a_name_that_is_not_utf8_is_an_error(store):
     os.close(os.open(os.fsencode(store.root) + b"/\xff", os.O_CREAT))
     with pytest.raises(StoreError, match="UTF-8"):
         keys(store)
+
+
+def overwrite(path, data):
+    """Write other bytes of the same length in place, and give the file its former modification time."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    while path.stat().st_ctime_ns == status.st_ctime_ns:  # the clock of the file system ticks every few milliseconds
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+
+
+def test_a_file_overwritten_in_place_with_its_former_time_is_another_version(store):
+    """Size, modification time and inode are the same: an open file and a pinned read still notice it."""
+    store.write("k", b"a" * 200_000)
+    before = store.stat("k")
+    with store.open("k") as file:
+        file.read(10)
+        overwrite(store.root / "k", b"b" * 200_000)
+        with pytest.raises(ObjectChangedError):
+            file.read()
+    with pytest.raises(ObjectChangedError):
+        next(store.read_many([PlanItem("k", etag=before.etag)]))
+    assert store.stat("k").etag != before.etag
+
+
+def test_a_pin_that_lasts_survives_a_change_of_the_status(store):
+    """Links and permissions change the ETag; a pin without the time of the status matches, and is answered as it was asked."""
+    store.write("k", b"a" * 1000, if_absent=True)
+    etag = store.stat("k").etag
+    pin = lasting_etag(etag)
+    while store.stat("k").etag == etag:
+        (store.root / "k").chmod(0o600)
+    assert next(store.read_many([PlanItem("k", etag=pin)])).etag == pin
+    assert lasting_etag(store.stat("k").etag) == pin
+    os.utime(store.root / "k", (1, 1))
+    with pytest.raises(ObjectChangedError):
+        next(store.read_many([PlanItem("k", etag=pin)]))
+
+
+@pytest.mark.parametrize("if_absent", [True, False])
+def test_a_write_tells_the_version_that_the_file_keeps(store, if_absent):
+    """What a write returns is what ``stat`` and listings say afterwards."""
+    etag = store.write("k", b"a", if_absent=if_absent).etag
+    assert etag == store.stat("k").etag == next(store.list()).etag
 
 
 @pytest.mark.parametrize("change", ["rewrite", "truncate", "grow"])

@@ -384,7 +384,7 @@ class TableOfContents:
         self._has_arrived = False
         if self.shard.size_bytes is None:
             self._sizing = InFlight(self.shard.store)
-            self._sizing.submit(Head(self.shard.key), None)
+            self._sizing.submit(Head(self.shard.key, self.shard.etag), None)
         else:
             self._open()
 

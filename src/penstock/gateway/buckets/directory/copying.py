@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +10,6 @@ from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.writing import STEP_BYTES, HashingFile
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import S3Error
-from penstock.store.tree import info_of
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -97,7 +95,7 @@ class CopiedFile:
         return file.result({})
 
     def _check_same(self) -> None:
-        if info_of("", os.fstat(self._fd)).etag != info_of("", self._stored.status).etag:
+        if not self._stored.is_still(self._fd):
             raise S3Error("PreconditionFailed", "The source was changed while it was copied.", status=412)
 
 

@@ -20,6 +20,7 @@ from penstock.gateway.buckets.store_heads import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.store.local import sync_directory
 from penstock.store.tree import info_of
+from penstock.types import lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,10 @@ _RENAMES_MAX = 16  # attempts to make a folder that a concurrent removal keeps r
 _NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR)
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG)
 DEFAULT_TYPE = "binary/octet-stream"
+
+
+def _version(status: os.stat_result) -> str:
+    return lasting_etag(info_of("", status).etag) or ""
 
 
 class StoredObject(NamedTuple):
@@ -58,11 +63,16 @@ class StoredObject(NamedTuple):
         """ETag with its quotes.
 
         That of a file that another program wrote is made of size, modification time and inode, as ``LocalStore`` makes it:
-        hashing terabytes before the first listing would take hours. It has a ``-``, so that nobody takes it for an MD5.
+        hashing terabytes before the first listing would take hours. It has a ``-``, so that nobody takes it for an MD5. Tags
+        and other metadata do not change it.
         """
         if self.record is not None and self.record.etag:
             return f'"{self.record.etag}"'
-        return info_of(self.key, self.status).etag or ""
+        return _version(self.status)
+
+    def is_still(self, fd: int) -> bool:
+        """Return whether an open file is still this version."""
+        return _version(os.fstat(fd)) == _version(self.status)
 
     @property
     def modified_s(self) -> float:

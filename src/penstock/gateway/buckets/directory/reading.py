@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.gateway.objects import S3Error
-from penstock.store.tree import info_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +37,7 @@ def read_whole(fd: int, stored: StoredObject) -> bytes:
 
 
 def _check_same(fd: int, stored: StoredObject) -> None:
-    if info_of("", os.fstat(fd)).etag != info_of("", stored.status).etag:
+    if not stored.is_still(fd):
         raise _changed()
 
 
