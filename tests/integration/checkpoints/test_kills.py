@@ -17,6 +17,8 @@ from connecting import connection_to
 from penstock.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.testing.s3_server import S3Server
 
 torch = pytest.importorskip("torch")
@@ -62,15 +64,15 @@ def train(url: str, options: dict[str, Any], seed: int, told: int) -> None:
         os.write(told, f"saved {step if wait else step - 1}\n".encode())  # a save in the background may still fail
 
 
-def forked(url: str, options: dict[str, Any], seed: int) -> tuple[int, int]:
-    """Start ``train`` in a process of its own; its ID, and a pipe of what it tells."""
+def forked(run: Callable[..., None], *arguments: Any) -> tuple[int, int]:
+    """Call a function in a process of its own; its ID, and a pipe of what it tells."""
     told, telling = os.pipe()
     process_id = os.fork()
     if process_id == 0:
         try:
             os.close(told)
             torch.set_num_threads(1)
-            train(url, options, seed, telling)
+            run(*arguments, telling)
         except BaseException:
             os.write(telling, b"failed " + traceback.format_exc().encode())
         finally:
@@ -108,7 +110,7 @@ def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int
     newest: int | None = None
     with Checkpoints(url, **options) as checkpoints:
         for number in range(kills):
-            process_id, told = forked(url, options, number)
+            process_id, told = forked(train, url, options, number)
             lines = lines_until_killed(process_id, told, chance.random() * 0.8)
             assert lines, "it was killed before it restored anything"
             assert not any(line.startswith("failed") for line in lines), "\n".join(lines)
@@ -121,7 +123,7 @@ def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int
                 assert info.status in ("whole", "unfinished"), info
                 assert info.status == "unfinished" or checkpoints.verify(step).ok
         assert newest is not None
-        process_id, told = forked(url, options, kills)
+        process_id, told = forked(train, url, options, kills)
         text = ""
         while max(saved_in(text), default=0) < newest + 3 and (piece := os.read(told, 65536)):
             text += piece.decode()
@@ -131,3 +133,50 @@ def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int
         left = checkpoints.steps()
         assert len(left) <= KEEP_LAST + 2  # one that is being saved, and one that is being removed
         assert min(left) > newest - KEEP_LAST  # what killed saves left is gone
+
+
+def replace(url: str, options: dict[str, Any], told: int) -> None:
+    """Save the same step again and again, each time with other values."""
+    value = os.getpid() % 1000
+    model = model_of(value)
+    checkpoint = ps.torch.Checkpoint(model=model, rng=False, **options)
+    while True:
+        value += 1
+        with torch.no_grad():
+            for each in model.parameters():
+                each.fill_(value)
+        checkpoint.save(url, step=7)
+        os.write(told, b"saved 7\n")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.heavy, pytest.mark.timeout(1800)])])
+def test_restores_while_two_processes_replace_the_checkpoint_and_are_killed(
+    s3_endpoint: S3Server, bucket: str, kills: int
+) -> None:
+    """Each restore finds a checkpoint of one save, and in the end the files of one are left."""
+    url = f"s3://{bucket}/replaced/"
+    options = connection_to(s3_endpoint)
+    model = model_of(0)
+    reader = ps.torch.Checkpoint(model=model, rng=False, **options)
+    reader.save(url, step=7)
+    chance = random.Random(kills)
+    restores = 0
+    for _ in range(kills):
+        savers = [forked(replace, url, options) for _ in range(2)]
+        assert all(os.read(told, 5) == b"saved" for _, told in savers)
+        for _ in range(10):
+            assert reader.restore(url) == 7
+            assert len({float(value) for each in model.parameters() for value in each.detach().unique()}) == 1
+            restores += 1
+        for process_id, told in savers:
+            select.select([], [], [], chance.random() * 0.1)
+            os.kill(process_id, signal.SIGKILL)
+            os.waitpid(process_id, 0)
+            with os.fdopen(told) as pipe:
+                assert "failed" not in pipe.read()
+    assert restores == 10 * kills
+    with Checkpoints(url, **options) as checkpoints:
+        assert checkpoints.verify(7).ok
+        checkpoints.remove_debris()
+        assert checkpoints.verify(7).ok
+        assert len(list(checkpoints.store.list(""))) == 3  # data, manifest and commit marker
