@@ -106,6 +106,7 @@ TWO_SAMPLES: dict[str, Any] = {
 @settings(NO_DEADLINE, max_examples=30)
 @given(job=jobs())
 @example(job=TWO_SAMPLES)
+@example(job={**TWO_SAMPLES, "sources": [("tar", [2], 100)], "take": None, "rank": 2, "world_size": 3})
 def test_the_plan_is_what_the_loader_does(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Refusals are the same; lanes are the order's; GETs and bytes lie in the range, which is tight."""
     ps.set_process_budget(job["budget"])
@@ -127,8 +128,11 @@ def test_the_plan_is_what_the_loader_does(job: dict[str, Any], monkeypatch: pyte
         ran, failed = _tried(lambda: _run(made, options, counted))
         assert (refused, str(plan) if refused else "") == (failed, str(ran) if failed else "")
         if refused is None:
-            # a rank without samples pads batches only if other ranks have some left after filtering
-            pads = job["refill"] and job["world_size"] > 1
+            # a rank without samples pads batches with the first sample that is left after filtering, whichever that is
+            samples_count = sum(
+                min(size, 6) if name == "objects" else size for name, sizes, _ in job["sources"] for size in sizes
+            )
+            pads = job["world_size"] > 1 and (job["refill"] or job["rank"] >= samples_count)
             cuts = job["take"] is not None or job["drop_last"] or len(job["sources"]) > 1 or pads
             _check(plan, ran, counted, cuts=cuts)
 
