@@ -67,7 +67,10 @@ def decoded_record(data: bytes) -> StoredRecord | None:
     """Return the record that was encoded; None if the data is something else."""
     try:
         values: dict[str, Any] = json.loads(data.decode("utf-8", "surrogateescape"))
-        sizes = [size for size, count in values.pop("part_sizes_bytes", ()) for _ in range(min(count, PARTS_MAX))]
+        runs = values.pop("part_sizes_bytes", ())
+        if sum(count for _, count in runs) > PARTS_MAX:
+            return None
+        sizes = [size for size, count in runs for _ in range(count)]
         checksums = tuple(values.pop("part_checksums", ()))
         return StoredRecord(**values, part_sizes_bytes=tuple(sizes), part_checksums=checksums)
     except (ValueError, TypeError, AttributeError, RecursionError):
