@@ -37,7 +37,7 @@ from penstock.errors import (
     as_completion_error,
 )
 from penstock.store.threaded import span_within
-from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, ObjectInfo
+from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, ObjectInfo, lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,8 +145,11 @@ class CachedRead:
             known = metadata.get(operation.key)
             if known is None and (size_bytes := self._size_on_disk(operation.if_match)) is not None:
                 return ObjectInfo(operation.key, size_bytes, operation.if_match)
-            if known is not None and known.info is not None and known.info.etag == operation.if_match:
-                return known.info
+            if known is not None and known.info is not None:
+                if known.info.etag == operation.if_match:
+                    return known.info
+                if lasting_etag(known.info.etag) == operation.if_match:  # data sets pin local files by it
+                    return known.info._replace(etag=operation.if_match)
             self._get_unpinned()  # the version is not the one seen last, or none was seen: the store decides
             return None
         known, hint = metadata.fresh_or_hint(operation.key, self.submitted_s)
