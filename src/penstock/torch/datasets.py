@@ -99,9 +99,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         """Set the epoch of the next iteration.
 
         Raises:
-            ConfigError: The epoch is negative or too large.
+            ConfigError: The epoch is negative or too large; or one of Accelerate's dataloaders calls, which would divide the
+                rank's own batches among the ranks, or discard the state that was loaded.
         """
         check_whole("epoch", epoch, 0, SEED_MAX)
+        _check_accelerate(sys._getframe(2).f_locals.get("self"), has_state=self._pending is not None)  # as in __iter__
         self._leave_parent()
         self._current = self._pending = None
         self._epochs.set_next(epoch, worker=worker_here())
@@ -233,6 +235,31 @@ def _check_collation(caller: Any) -> None:
         raise ConfigError(
             "this DataLoader has a batch_size, so it would stack batches that are complete already",
             hint="DataLoader(dataset, batch_size=None); .batch(n) of the pipeline sets the number of samples in a batch",
+        )
+
+
+def _check_accelerate(caller: Any, *, has_state: bool) -> None:
+    """Refuse a dataloader of Hugging Face's Accelerate that would leave samples out. It calls ``set_epoch`` before it iterates.
+
+    Args:
+        caller: The object that calls ``set_epoch``.
+        has_state: Whether a state was loaded that the epoch would replace.
+
+    Raises:
+        ConfigError: The dataloader takes the batches of one rank for those of all ranks, or counts epochs from 0 again.
+    """
+    name = type(caller).__name__
+    hint = "iterate ps.torch.Tensors(loader), and pass only model and optimizer to accelerator.prepare()"
+    if name in ("DataLoaderDispatcher", "IterableDatasetShard"):
+        ranks_count = caller.num_processes if name == "IterableDatasetShard" else caller.state.num_processes
+        if ranks_count > 1:
+            raise ConfigError(
+                f"Accelerate's {name} divides the batches among {ranks_count} ranks, and this dataset did so already",
+                hint=hint,
+            )
+    if has_state and name in ("DataLoaderDispatcher", "DataLoaderShard"):
+        raise ConfigError(
+            "Accelerate's dataloaders begin with epoch 0, so the state that was loaded is lost", hint=hint
         )
 
 
