@@ -78,7 +78,7 @@ FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
 FRAMEWORK_jax := jax flax orbax-checkpoint 'ministack>=1.5.20'
 FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning 'ministack>=1.5.20'
-FRAMEWORK_transformers := $(TORCH) transformers safetensors 'ministack>=1.5.20'
+FRAMEWORK_transformers := $(TORCH) transformers accelerate safetensors 'datasets>=4' 'ministack>=1.5.20'
 FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
@@ -115,7 +115,7 @@ test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
 	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
 
-test-transformers: .venvs/transformers/.ready  ## safetensors and save_pretrained beside Hugging Face's libraries, in an environment of its own
+test-transformers: .venvs/transformers/.ready  ## safetensors, save_pretrained, Trainer and Accelerate beside Hugging Face's libraries, in an environment of its own
 	.venvs/transformers/bin/python -m pytest tests/doors/transformers -q
 
 test-webdataset: .venvs/webdataset/.ready .venvs/webdataset-old/.ready  ## s3:// in WebDataset 1.0 and 0.2, each in an environment of its own

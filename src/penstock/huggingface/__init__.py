@@ -1,4 +1,8 @@
-"""The interface to Hugging Face's ``datasets``. No other part of penstock imports it."""
+"""The interface to Hugging Face's ``datasets`` and transformers. No other part of penstock imports them."""
+
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_getattr
 
 try:
     from penstock.huggingface.iterable import dataset, features_of
@@ -9,4 +13,9 @@ except ModuleNotFoundError as error:
     # Not ConfigError: code that tries imports catches ImportError.
     raise ModuleNotFoundError(text, name="datasets") from error
 
-__all__ = ["dataset", "features_of"]
+if TYPE_CHECKING:
+    from penstock.huggingface.trainer import TrainerCallback as TrainerCallback
+else:  # it needs transformers, which the others do not
+    __getattr__ = lazy_getattr(__name__, {"TrainerCallback": "trainer"})
+
+__all__ = ["TrainerCallback", "dataset", "features_of"]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pages import ROOT, programs_of
+from pages import ROOT, programs_of, run_page
 from penstock.testing.ministack import Ministack
 
 
@@ -24,3 +24,8 @@ def test_the_page_runs(tmp_path: Path, ministack: Ministack) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_training_of_the_page_runs(tmp_path: Path) -> None:
+    """What the page shows of the Trainer and of Accelerate runs, in order, on shards of pictures."""
+    run_page("docs/guides/huggingface.md", "transformers", tmp_path)
