@@ -65,6 +65,9 @@ _CLIENT_NAMES = {
 }
 """Arguments of botocore's client, in ``client_kwargs``."""
 
+_CLIENT_WITHOUT_EFFECT = ("use_ssl", "requote_redirect_url", "trust_env")
+"""What else ``client_kwargs`` may hold: Hugging Face's ``datasets`` adds the last two, which are aiohttp's, for every protocol."""
+
 _REFUSED = {
     "version_aware": "penstock reads the current version of an object, and pins it while it reads",
     "session": "penstock has sessions of its own: pass key=, secret=, token= or profile=",
@@ -165,13 +168,13 @@ def _take_client(found: dict[str, Any], arguments: Any) -> None:
     """Take ``client_kwargs``: arguments of botocore's client."""
     _check_mapping("client_kwargs", arguments)
     for name, value in arguments.items():
-        if value is None or name == "use_ssl":
+        if value is None or name in _CLIENT_WITHOUT_EFFECT:
             continue
         if name == "verify":
             transport = TransportConfig(verify_tls=bool(value), ca_bundle=value if isinstance(value, str) else None)
             _set(found, "transport", transport)
         else:
-            check_names("client_kwargs", [name], [*_CLIENT_NAMES, "verify", "use_ssl"])
+            check_names("client_kwargs", [name], [*_CLIENT_NAMES, "verify", *_CLIENT_WITHOUT_EFFECT])
             _set(found, _CLIENT_NAMES[name], value)
 
 

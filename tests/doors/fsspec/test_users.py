@@ -182,14 +182,15 @@ def test_dask(frame: pd.DataFrame, options: dict[str, Any], bucket: str) -> None
 def test_hugging_face_datasets(
     frame: pd.DataFrame, options: dict[str, Any], bucket: str, tmp_path: Path, streaming: bool
 ) -> None:
-    """``load_dataset`` reads globs of Parquet and JSON lines, streamed and not, and data sets are saved and loaded."""
+    """``load_dataset`` reads globs of Parquet, JSON lines and compressed CSV, streamed and not, and data sets are saved and loaded."""
     import datasets
 
     for number in range(3):
         piece = frame[frame["number"] % 3 == number]
         piece.to_parquet(f"s3://{bucket}/hf/{number}.parquet", storage_options=options)
         piece.to_json(f"s3://{bucket}/hf/{number}.jsonl", orient="records", lines=True, storage_options=options)
-    for kind, pattern in (("parquet", "*.parquet"), ("json", "*.jsonl")):
+        piece.to_csv(f"s3://{bucket}/hf/{number}.csv.gz", index=False, storage_options=options)
+    for kind, pattern in (("csv", "*.csv.gz"), ("parquet", "*.parquet"), ("json", "*.jsonl")):
         found = datasets.load_dataset(
             kind, data_files=f"s3://{bucket}/hf/{pattern}", split="train", streaming=streaming,
             storage_options=options, cache_dir=str(tmp_path),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,3 +290,23 @@ def test_missing_data_is_the_engines_error(tmp_path: Path) -> None:
     """An error of the engine reaches the caller as it is."""
     with pytest.raises(ps.PenstockError, match="nowhere"):
         ps.huggingface.dataset(ps.shards(f"{tmp_path}/nowhere/"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "csv.bz2", "csv.xz", "zip"])
+def test_compressed_files_stream(suffix: str, tmp_path: Path) -> None:
+    """``load_dataset(..., streaming=True)`` reads files of fsspec's URLs, plain and compressed."""
+    table = "cls,txt\n" + "".join(f"{number},sample {number}\n" for number in range(TOTAL))
+    pack = {"csv": bytes, "csv.gz": gzip.compress, "csv.bz2": bz2.compress, "csv.xz": lzma.compress}.get(suffix, zipped)
+    (tmp_path / f"table.{suffix}").write_bytes(pack(table.encode()))
+    found = datasets.load_dataset(
+        "csv", data_files=f"penstock://file{tmp_path}/table.{suffix}", split="train", streaming=True
+    )
+    assert numbers(found) == list(range(TOTAL))
+
+
+def zipped(data: bytes) -> bytes:
+    """An archive with one file."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as writing:
+        writing.writestr("table.csv", data)
+    return archive.getvalue()
