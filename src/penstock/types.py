@@ -256,25 +256,27 @@ class Put(NamedTuple):
     """Write a whole object, which becomes visible at once; ``Completion.info`` describes it.
 
     A store whose answers may be lost keeps `claim` beside the object. A writer that tries again and finds an object then knows
-    whether it wrote the object itself.
+    whether it wrote the object itself. S3 keeps `content_type` with the object; other stores ignore it.
     """
 
     key: Key
     body: Buffer
     if_absent: bool = False
     claim: str = ""
+    content_type: str = ""
 
 
 class CreateMultipart(NamedTuple):
     """Begin a multipart upload; ``Completion.value`` is its upload id.
 
-    `claim` has the same meaning as in ``Put``. With `checksum`, the store is asked to keep a checksum of the whole object if it
-    can.
+    `claim` and `content_type` have the same meaning as in ``Put``. With `checksum`, the store is asked to keep a checksum of
+    the whole object if it can.
     """
 
     key: Key
     claim: str = ""
     checksum: bool = True
+    content_type: str = ""
 
 
 class PutPart(NamedTuple):

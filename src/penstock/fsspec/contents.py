@@ -20,7 +20,7 @@ from penstock.fsspec.files import (
     compressed,
 )
 from penstock.fsspec.listing import ListingFileSystem
-from penstock.fsspec.options import OPEN_NAMES, is_create
+from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
 from penstock.store.text import ObjectText
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange
@@ -151,7 +151,7 @@ class ContentsFileSystem(ListingFileSystem):
         cache_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        check_names("open", options, OPEN_NAMES)
+        content_type = type_to_write("open", options)
         if options.get("version_id"):
             raise ConfigError("version_id= cannot be followed", hint="penstock reads the current version of an object")
         if mode == "rb" and options.get("cache_type") == "none":
@@ -168,7 +168,7 @@ class ContentsFileSystem(ListingFileSystem):
             raise ObjectExistsError("an object with this key exists", operation="PUT", url=store.describe(where.key))
         return FsspecWriter(
             self, path, store=store, key=where.key, if_absent=mode == "xb", autocommit=autocommit,
-            part_bytes=max(block_size, PART_BYTES_MIN) if block_size else None,
+            part_bytes=max(block_size, PART_BYTES_MIN) if block_size else None, content_type=content_type,
         )  # fmt: skip
 
     def open_version(self, path: str, *, etag: str | None = None) -> FsspecReader:
@@ -227,14 +227,14 @@ class ContentsFileSystem(ListingFileSystem):
             path: Path of the object.
             value: The bytes.
             mode: ``"overwrite"``, or ``"create"``, which never replaces an object.
-            **options: Options of ``open``, which change no result.
+            **options: ``ContentType``, the object's media type, and options of ``open``, which change no result.
 
         Raises:
             ObjectExistsError: The mode is ``"create"``, and there is an object.
         """
-        check_names("pipe_file", options, [*OPEN_NAMES, "batch_size"])
-        if self._intrans:
-            with self.open(path, "xb" if mode == "create" else "wb") as file:
+        content_type = type_to_write("pipe_file", options, "batch_size")
+        if self._intrans or content_type:
+            with self.open(path, "xb" if is_create(mode) else "wb", ContentType=content_type) as file:
                 file.write(value)
             return
         store, where = self._place(path)
@@ -243,11 +243,12 @@ class ContentsFileSystem(ListingFileSystem):
 
     def pipe(self, path: Any, value: Any = None, **options: Any) -> None:
         """Write one object, or all of a dict of contents by path, many at a time."""
+        content_type = type_to_write("pipe", options, "mode", "batch_size")
         if isinstance(path, str):
             self.pipe_file(path, value, **options)
         elif not isinstance(path, dict):
             raise ConfigError(f"pipe() takes a path or a dict, not {type(path).__name__}")
-        elif self._intrans or options.get("mode", "overwrite") != "overwrite":
+        elif self._intrans or content_type or options.get("mode", "overwrite") != "overwrite":
             for one, data in path.items():
                 self.pipe_file(one, data, **options)
         else:
@@ -263,10 +264,10 @@ class ContentsFileSystem(ListingFileSystem):
         Raises:
             ConfigError: `truncate` is false and the object exists: its time of modification cannot be set.
         """
-        check_names("touch", options, OPEN_NAMES)
+        type_to_write("touch", options)
         if not truncate and self.exists(path):
             raise ConfigError(f"{self.stripped(path)} exists, and object storage cannot change its time")
-        self.pipe_file(path, b"")
+        self.pipe_file(path, b"", **options)
 
 
 def _for_each(given: Any, count: int, name: str) -> list[Any]:

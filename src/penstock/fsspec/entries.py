@@ -46,12 +46,29 @@ def file_entry(base: str, info: ObjectInfo) -> Entry:
         "type": "file",
         "ETag": info.etag,
         "LastModified": None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+        "Key": base + info.key,
+        "Size": info.size_bytes,
     }
+
+
+def detailed_entry(base: str, info: ObjectInfo) -> Entry:
+    """Return what fsspec's ``info`` says about an object of which the answer's headers are known, as s3fs does."""
+
+    def text(name: bytes, default: str | None = None) -> str | None:
+        value = info.headers.get(name)
+        return default if value is None else value.decode("latin-1")
+
+    entry = file_entry(base, info)
+    if info.headers:
+        entry["ContentType"] = text(b"content-type")
+        entry["VersionId"] = text(b"x-amz-version-id")
+        entry["StorageClass"] = text(b"x-amz-storage-class", "STANDARD")
+    return entry
 
 
 def directory_entry(path: str) -> Entry:
     """Return what fsspec's ``info`` and ``ls`` say about a directory."""
-    return {"name": path, "size": 0, "type": "directory"}
+    return {"name": path, "size": 0, "type": "directory", "Key": path, "Size": 0, "StorageClass": "DIRECTORY"}
 
 
 def is_marker(info: ObjectInfo) -> bool:
@@ -75,6 +92,15 @@ def listed_entries(base: str, infos: Iterable[ObjectInfo], *, withdirs: bool) ->
             entry = directory_entry(base + info.key[:-1])
             entries.append(entry if info.is_prefix else entry | {MARKER: info.key})
     return entries
+
+
+def add_entry(found: dict[str, Entry], entry: Entry) -> None:
+    """Add an entry by its name; an object that has the name of a directory stays an object, with the directory's marker."""
+    before = found.get(entry["name"])
+    if before is not None and before["type"] != entry["type"]:
+        entry, directory = (before, entry) if before["type"] == "file" else (entry, before)
+        entry = entry | {MARKER: directory[MARKER]} if MARKER in directory else entry
+    found[entry["name"]] = entry
 
 
 def any_below(store: Store, prefix: str) -> bool:

@@ -135,6 +135,7 @@ class FsspecWriter(Writer):
         key: Key of the object in the store.
         part_bytes: Size of the first parts in bytes; None takes the engine's default.
         if_absent: Whether to refuse to replace an object.
+        content_type: Media type that S3 keeps with the object; empty for the store's default.
         autocommit: Whether ``close()`` makes the object visible; otherwise ``commit()`` does, as in a transaction.
     """
 
@@ -149,11 +150,12 @@ class FsspecWriter(Writer):
         key: Key,
         part_bytes: int | None = None,
         if_absent: bool = False,
+        content_type: str = "",
         autocommit: bool = True,
     ) -> None:
         self._sealed = False
         self._handled = id(sys.exc_info()[1])
-        super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent)
+        super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent, content_type=content_type)
         self.fs = files
         self.path = path
         self.autocommit = autocommit

@@ -97,6 +97,15 @@ class PenstockS3FileSystem(PenstockFileSystem):
     protocol: ClassVar[Any] = ("s3", "s3a")
     scheme: ClassVar[str] = "s3"
 
+    def ls(self, path: Any, detail: bool = False, refresh: bool = False, **options: Any) -> list[Any]:
+        """List a directory as the base class does, but names by default, as s3fs, whose protocol this is."""
+        return super().ls(path, detail, refresh, **options)
+
+    def split_path(self, path: Any) -> tuple[str, str, None]:
+        """Return bucket, key and, because penstock reads the current version, None, as s3fs does."""
+        where = self.locate(path)
+        return where.base.rstrip("/"), where.key, None
+
 
 # The installed package says this too; where it was installed before it did, importing this module is enough.
 register_implementation("penstock", PenstockFileSystem)

@@ -14,8 +14,10 @@ from penstock.compose import list_buckets
 from penstock.config import check_names
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.fsspec.entries import (
+    add_entry,
     add_parents,
     any_below,
+    detailed_entry,
     directory_entry,
     file_entry,
     is_marker,
@@ -65,7 +67,7 @@ class ListingFileSystem(LocatingFileSystem):
             any_below(store, "")  # raises an error if there is no such bucket
             return directory_entry(path)
         try:
-            return file_entry(where.base, store.stat(where.key))
+            return detailed_entry(where.base, store.stat(where.key))
         except ObjectMissingError:
             if not any_below(store, where.folder):
                 raise
@@ -168,7 +170,9 @@ class ListingFileSystem(LocatingFileSystem):
             base = where.base
             names = [base + info.key for info in infos if not (info.key.endswith("/") and is_marker(info))]
             return sorted(names) if names else _sorted(self._find_object(where, path), detail=False)
-        found = {entry["name"]: entry for entry in listed_entries(where.base, infos, withdirs=withdirs)}
+        found: dict[str, Entry] = {}
+        for entry in listed_entries(where.base, infos, withdirs=withdirs):
+            add_entry(found, entry)
         if withdirs and found:
             if maxdepth is None:
                 add_parents(found, list(found), top=path)
@@ -218,10 +222,12 @@ class ListingFileSystem(LocatingFileSystem):
         for one in map(self.stripped, [path] if isinstance(path, str | os.PathLike) else path):
             if has_magic(one) and not literal:
                 matched = self.glob(one, maxdepth=depth_max, detail=True)
-                found |= matched
                 if recursive and matched and depth_max != 1:
                     deeper = depth_max - 1 if depth_max is not None else None
-                    found |= self.expand(list(matched), recursive=True, depth_max=deeper, literal=True)
+                    below = self.expand(list(matched), recursive=True, depth_max=deeper, literal=True)
+                    for entry in filter(None, below.values()):
+                        add_entry(matched, entry)
+                found |= matched
                 continue
             if recursive:
                 found |= self.find(one, maxdepth=depth_max, withdirs=True, detail=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 
 from penstock.config import check_names
-from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError
+from penstock.errors import ObjectExistsError, ObjectMissingError
 from penstock.fsspec.bulk import (
     CallbackListener,
     Pairs,
@@ -20,7 +21,7 @@ from penstock.fsspec.bulk import (
 )
 from penstock.fsspec.contents import ContentsFileSystem
 from penstock.fsspec.entries import MARKER, keys_to_remove
-from penstock.fsspec.options import OPEN_NAMES, is_create
+from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -97,31 +98,32 @@ class MovingFileSystem(ContentsFileSystem):
         **options: Any,
     ) -> None:
         """Write files of this machine to objects, many at a time. The rules for the paths are fsspec's."""
-        check_names("put", options, [*OPEN_NAMES, "batch_size"])
+        content_type = type_to_write("put", options, "batch_size")
         planned = Pairs(self).planned("put", lpath, rpath, recursive=recursive, depth_max=maxdepth)
-        self._put_pairs(planned, CallbackListener(callback, count=len(planned)), mode)
+        self._put_pairs(planned, CallbackListener(callback, count=len(planned)), mode, content_type)
 
     def put_file(
         self, lpath: Any, rpath: Any, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **options: Any
     ) -> None:
         """Write one file of this machine to an object."""
-        check_names("put_file", options, OPEN_NAMES)
+        content_type = type_to_write("put_file", options)
         source = os.fspath(lpath)
         size = os.path.getsize(source)  # noqa: PTH202 - fsspec passes strings
-        self._put_pairs([(source, self.stripped(rpath))], SingleListener(callback, count=size), mode)
+        pairs = [(source, self.stripped(rpath))]
+        self._put_pairs(pairs, SingleListener(callback, count=size), mode, content_type)
 
-    def _put_pairs(self, pairs: list[Pair], listener: CallbackListener, mode: str) -> None:
-        if self._intrans or is_create(mode):
+    def _put_pairs(self, pairs: list[Pair], listener: CallbackListener, mode: str, content_type: str) -> None:
+        if self._intrans or is_create(mode) or content_type:
             for source, target in pairs:
                 if not os.path.isdir(source):  # noqa: PTH112 - fsspec passes strings
-                    self._write_file(source, target, "xb" if is_create(mode) else "wb")
+                    self._write_file(source, target, "xb" if is_create(mode) else "wb", content_type)
         else:
             put_files(self, pairs, listener)
         for _, target in pairs if self._keeps_listings else ():
             self.invalidate_cache(target)
 
-    def _write_file(self, source: str, target: str, mode: str) -> None:
-        with open(source, "rb") as file, self.open(target, mode) as output:  # noqa: PTH123 - fsspec passes strings
+    def _write_file(self, source: str, target: str, mode: str, content_type: str) -> None:
+        with open(source, "rb") as file, self.open(target, mode, ContentType=content_type) as output:  # noqa: PTH123 - fsspec passes strings
             while piece := file.read(self.blocksize):
                 output.write(piece)
 
@@ -166,17 +168,20 @@ class MovingFileSystem(ContentsFileSystem):
         self.invalidate_cache(path2)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
-        """Remove objects, by requests for 1 000 of them.
+        """Remove objects, by requests for 1 000 of them; with `recursive`, also the object that has the name of a directory.
 
         Raises:
             ObjectMissingError: An object does not exist, or is a directory and `recursive` is false; nothing was removed.
 
-        Cost: one request per 1 000 objects, and one for each path that is no pattern and no directory, to see that it is there.
+        Cost: one request per 1 000 objects, and one for each path that is no pattern, to see whether it is an object.
         """
         check_names("rm", options, ["batch_size"])
         found = self.expand(path, recursive=recursive, depth_max=maxdepth)
         self._stats([name for name, entry in found.items() if entry is None])
-        delete_paths(self, self._keys_of(found))
+        named = map(self.stripped, [path] if isinstance(path, str | os.PathLike) else path)
+        directories = [name for name in named if (found.get(name) or {}).get("type") == "directory"]
+        namesakes = dict.fromkeys(name for name in directories if self.isfile(name))
+        delete_paths(self, chain(self._keys_of(found), self._keys_of(namesakes)))
         for name in found if self._keeps_listings else ():
             self.invalidate_cache(name)
 
@@ -186,7 +191,7 @@ class MovingFileSystem(ContentsFileSystem):
             where = self.locate(name)
             if entry is None or entry["type"] == "file":
                 yield where.url, where.key
-            elif MARKER in entry:
+            if entry is not None and MARKER in entry:
                 yield where.url, entry[MARKER]
 
     def rm_file(self, path: Any) -> None:
@@ -259,13 +264,14 @@ class MovingFileSystem(ContentsFileSystem):
         """Remove the marker of an empty directory.
 
         Raises:
-            OSError: There are objects in it.
+            ObjectMissingError: There is no such directory.
+            ObjectExistsError: There are objects in it.
         """
         store, where = self._place(path)
         keys = [key for key, _ in zip(keys_to_remove(store, where.folder), range(2), strict=False)]
         if not keys:
             raise ObjectMissingError("there is no such directory", url=store.describe(where.folder))
         if keys != [where.folder]:
-            raise ConfigError(f"{self.stripped(path)} is not empty", hint="rm(path, recursive=True)")
+            raise ObjectExistsError(f"{self.stripped(path)} is not empty", hint="rm(path, recursive=True)")
         store.delete(where.folder)
         self.invalidate_cache(path)

@@ -33,8 +33,8 @@ FSSPEC_NAMES = (
 )
 """Options that every fsspec file system has."""
 
-OPEN_NAMES = ("cache_type", "fill_cache", "size", "version_id", "acl", "max_concurrency", "requester_pays")
-"""Options of ``open`` that s3fs and fsspec have, and that change no result here."""
+OPEN_NAMES = ("cache_type", "fill_cache", "size", "version_id", "acl", "max_concurrency", "requester_pays", "chunksize")
+"""Options of ``open`` and of the calls that read or write, in s3fs and fsspec, which change no result here."""
 
 LISTING_NAMES = ("refresh", "detail", "withdirs", "prefix", "maxdepth", "versions", "on_error", "topdown")
 """Options of the methods that list."""
@@ -66,7 +66,7 @@ _CLIENT_NAMES = {
 """Arguments of botocore's client, in ``client_kwargs``."""
 
 _CLIENT_WITHOUT_EFFECT = ("use_ssl", "requote_redirect_url", "trust_env")
-"""What else ``client_kwargs`` may hold: Hugging Face's ``datasets`` adds the last two, which are aiohttp's, for every protocol."""
+"""What else ``client_kwargs`` may hold. Hugging Face's ``datasets`` adds the last two, aiohttp's, whatever the protocol."""
 
 _REFUSED = {
     "version_aware": "penstock reads the current version of an object, and pins it while it reads",
@@ -139,6 +139,26 @@ def is_create(mode: str) -> bool:
     if mode not in ("overwrite", "create"):
         raise ConfigError(f"mode={mode!r} must be 'overwrite' or 'create'")
     return mode == "create"
+
+
+def type_to_write(what: str, options: Mapping[str, Any], *names: str) -> str:
+    """Return the media type that an object is to be written with; empty for the store's default.
+
+    Args:
+        what: Name of the call, for the error.
+        options: Options of the call, in s3fs's names.
+        names: Options that it takes besides those of ``open`` and ``ContentType``.
+
+    Raises:
+        ConfigError: An option is unknown, the type is not one line of text, or the object is to be anybody's to read.
+    """
+    check_names(what, options, [*OPEN_NAMES, "ContentType", *names])
+    if options.get("acl") not in (None, "", "private"):
+        raise ConfigError(f"acl={options['acl']!r} cannot be followed", hint="a bucket policy says who may read")
+    content_type = options.get("ContentType") or ""
+    if not isinstance(content_type, str) or not (content_type.isascii() and content_type.isprintable()):
+        raise ConfigError(f"ContentType={content_type!r} must be a media type", hint='"text/plain"')
+    return content_type
 
 
 def _is_for_another(name: str, value: object) -> bool:

@@ -127,7 +127,8 @@ class ObjectReader(io.BufferedReader):
         # When readinto() has failed, torch.load calls read() while the exception is still set, and Python then finds methods
         # of the file's own class only: a subclass has to name this one, or its users see an AttributeError.
         if size is None or size <= BUFFER_BYTES:
-            return super().read(size)
+            return super().read(-1 if size is not None and size < 0 else size)  # Python's own refuses -2
+        size = min(size, self.size_bytes)  # as many bytes are allocated
         self._object.wanted_end = self.tell() + size
         try:
             return super().read(size)

@@ -220,7 +220,7 @@ def _checksum_headers(options: S3Options, body: Buffer, crc32c: int | None = Non
 
 
 def _put(_endpoint: S3Endpoint, options: S3Options, operation: Put) -> _Built:
-    headers = _checksum_headers(options, operation.body) + options.key_headers()
+    headers = _checksum_headers(options, operation.body) + options.key_headers() + _type_headers(operation.content_type)
     if operation.if_absent:
         headers += ["If-None-Match: *", *_claim_headers(operation.claim)]
     return "PUT", operation.key, "PUT", "", headers, operation.body
@@ -230,8 +230,12 @@ def _claim_headers(claim: str) -> list[str]:
     return [f"{CLAIM_HEADER}: {claim}"] if claim else []
 
 
+def _type_headers(content_type: str) -> list[str]:
+    return [f"Content-Type: {content_type}"] if content_type else []
+
+
 def _create(_endpoint: S3Endpoint, options: S3Options, operation: CreateMultipart) -> _Built:
-    headers = options.key_headers() + _claim_headers(operation.claim)
+    headers = options.key_headers() + _claim_headers(operation.claim) + _type_headers(operation.content_type)
     if options.upload_checksums and operation.checksum:
         headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", headers, b""

@@ -58,7 +58,15 @@ EXIT_S_MAX = 2.0
 # ── whole objects ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_bytes: int = PART_BYTES) -> ObjectInfo:
+def write(
+    core: Core,
+    key: Key,
+    data: Buffer,
+    *,
+    if_absent: bool = False,
+    part_bytes: int = PART_BYTES,
+    content_type: str = "",
+) -> ObjectInfo:
     """Store `data` as one object: one ``Put`` up to the size of two parts, else a multipart upload of views of `data`.
 
     Args:
@@ -67,6 +75,7 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
         data: Any contiguous buffer of bytes.
         if_absent: Whether to refuse to replace an object.
         part_bytes: Size of the first parts in bytes.
+        content_type: Media type that S3 keeps with the object; empty for the store's default.
 
     Raises:
         ObjectExistsError: `if_absent` is true, and there is an object of that key.
@@ -78,11 +87,11 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
     if len(view) <= 2 * part_bytes:
         claim = _claim(if_absent=if_absent)
         try:
-            info = perform(core, Put(key, view, if_absent, claim)).info
+            info = perform(core, Put(key, view, if_absent, claim, content_type)).info
         except ObjectExistsError as error:
             info = _own(core, key, claim, error)
         return info or ObjectInfo(key, len(view))
-    upload = Upload(core, key, if_absent=if_absent)
+    upload = Upload(core, key, if_absent=if_absent, content_type=content_type)
     try:
         start = 0
         while start < len(view):
@@ -189,15 +198,19 @@ class Upload:
         key: Key of the object.
         if_absent: Whether to refuse to replace an object.
         requests_min: Parts in flight at first.
+        content_type: Media type that S3 keeps with the object; empty for the store's default.
 
     Attributes:
         started: Whether something was sent, so that there is something to commit or to drop.
     """
 
-    def __init__(self, core: Core, key: Key, *, if_absent: bool, requests_min: int = REQUESTS_MIN) -> None:
+    def __init__(
+        self, core: Core, key: Key, *, if_absent: bool, requests_min: int = REQUESTS_MIN, content_type: str = ""
+    ) -> None:
         self._core = core
         self._key = key
         self._if_absent = if_absent
+        self._content_type = content_type
         self._claim = _claim(if_absent=if_absent)
         self._checksum = getattr(core, "keeps_checksums", False) and core not in _wrong
         self._hasher = checksums.PartsCrc() if self._checksum else None
@@ -238,7 +251,8 @@ class Upload:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
         if self.upload_id is None:
             self.started = True
-            self._in_flight.submit(CreateMultipart(self._key, self._claim, self._checksum), 0)
+            create = CreateMultipart(self._key, self._claim, self._checksum, self._content_type)
+            self._in_flight.submit(create, 0)
             self._collect()
             _watch(self)
         length = len(body)

@@ -59,6 +59,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         key: Key of the object.
         part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; later parts are larger (``PARTS_PER_STEP``).
         if_absent: Whether to refuse to replace an object.
+        content_type: Media type that S3 keeps with the object; empty for the store's default.
 
     Attributes:
         info: The stored object; None until ``close()`` has returned.
@@ -70,7 +71,15 @@ class Writer(CommitOnExit, io.RawIOBase):
 
     _requests_min = REQUESTS_MIN
 
-    def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
+    def __init__(
+        self,
+        core: Core,
+        key: Key,
+        *,
+        part_bytes: int | None = None,
+        if_absent: bool = False,
+        content_type: str = "",
+    ) -> None:
         self._state = "failed"  # what a constructor that raises leaves behind
         super().__init__()
         part_bytes = PART_BYTES if part_bytes is None else part_bytes
@@ -79,8 +88,11 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._key = key
         self._part_bytes = part_bytes
         self._if_absent = if_absent
+        self._content_type = content_type
         self._made_in = forks.generation()
-        self._upload = Upload(core, key, if_absent=if_absent, requests_min=self._requests_min)
+        self._upload = Upload(
+            core, key, if_absent=if_absent, requests_min=self._requests_min, content_type=content_type
+        )
         self._memory = memoryview(b"")  # of the part that is being filled
         self._filled = 0
         self._position = 0
@@ -177,7 +189,10 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._check()
         with self._aborting():
             if not self._upload.started:
-                self.info = write(self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent)
+                self.info = write(
+                    self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent,
+                    content_type=self._content_type,
+                )  # fmt: skip
             else:
                 if self._filled:
                     self._send()

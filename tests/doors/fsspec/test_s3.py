@@ -57,8 +57,12 @@ def test_what_s3_says_of_an_object(files: PenstockS3FileSystem, bucket: str, s3_
     head = s3_client.head_object(Bucket=bucket, Key="x")
     info = files.info(f"{bucket}/x")
     assert (info["ETag"], info["size"], info["LastModified"]) == (head["ETag"], 3, head["LastModified"])
-    assert files.ls(bucket)[0]["ETag"] == info["ETag"]
-    assert {"name": bucket, "size": 0, "type": "directory"} in files.ls("")
+    assert (info["ContentType"], info["VersionId"], info["StorageClass"]) == (head["ContentType"], None, "STANDARD")
+    assert files.ls(bucket) == [f"{bucket}/x"]
+    assert files.ls(bucket, detail=True)[0]["ETag"] == info["ETag"]
+    assert files.ls(bucket, detail=True)[0]["Key"] == info["Key"] == f"{bucket}/x"
+    assert bucket in files.ls("")
+    assert files.split_path(f"s3://{bucket}/a/b") == (bucket, "a/b", None)
     assert files.info(bucket)["type"] == "directory"
     assert f"s3/{bucket}" in PenstockFileSystem(**files.storage_options).ls("s3", detail=False)
     files.mkdir(bucket)
@@ -68,6 +72,30 @@ def test_what_s3_says_of_an_object(files: PenstockS3FileSystem, bucket: str, s3_
         files.ls("penstock-no-such-bucket")
     with pytest.raises(ps.ConfigError, match="must be given a bucket"):
         files.find("")
+
+
+@pytest.mark.parametrize("way", ["open", "large", "pipe_file", "pipe", "put_file", "put", "touch", "transaction"])
+def test_media_types(files: PenstockS3FileSystem, bucket: str, s3_client: Any, tmp_path: Any, way: str) -> None:
+    """``ContentType=`` of the calls that write is the object's media type, and a copy keeps it."""
+    path, options = f"{bucket}/page", {"ContentType": "text/html; charset=utf-8", "chunksize": 50 << 20}
+    local = tmp_path / "local"
+    local.write_bytes(b"<p>")
+    if way in ("open", "large"):
+        with files.open(path, "wb", ContentType="text/html; charset=utf-8", block_size=5 << 20) as file:
+            file.write(b"<p>" if way == "open" else bytes(12 << 20))
+    elif way.startswith("put"):
+        getattr(files, way)(str(local), path, **options)
+    elif way == "transaction":
+        with files.transaction:
+            files.pipe_file(path, b"<p>", **options)
+    else:
+        calls = {"pipe_file": (path, b"<p>"), "pipe": ({path: b"<p>"},), "touch": (path,)}
+        getattr(files, way)(*calls[way], **options)
+    files.copy(path, f"{bucket}/copy")
+    for key in ("page", "copy"):
+        assert s3_client.head_object(Bucket=bucket, Key=key)["ContentType"] == "text/html; charset=utf-8"
+        assert files.info(f"{bucket}/{key}")["ContentType"] == "text/html; charset=utf-8"
+    assert files.cat_file(path, chunksize=1) == files.cat_file(f"{bucket}/copy")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_dask(frame: pd.DataFrame, options: dict[str, Any], bucket: str) -> None
 def test_hugging_face_datasets(
     frame: pd.DataFrame, options: dict[str, Any], bucket: str, tmp_path: Path, streaming: bool
 ) -> None:
-    """``load_dataset`` reads globs of Parquet, JSON lines and compressed CSV, streamed and not, and data sets are saved and loaded."""
+    """``load_dataset`` reads globs of Parquet, JSON lines and compressed CSV, streamed and not; data sets are saved."""
     import datasets
 
     for number in range(3):

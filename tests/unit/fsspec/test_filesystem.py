@@ -73,7 +73,7 @@ def test_questions_about_one_path(files: PenstockFileSystem, top: str) -> None:
     assert (files.isfile(f"{top}/b"), files.isdir(f"{top}/b"), files.exists(f"{top}/b")) == (False, True, True)
     assert (files.isfile(f"{top}/x"), files.isdir(f"{top}/x"), files.exists(f"{top}/x")) == (False, False, False)
     assert files.info(f"{top}/a")["size"] == files.size(f"{top}/a") == 10
-    assert files.info(f"{top}/b") == {"name": f"{top}/b", "size": 0, "type": "directory"}
+    assert (files.info(f"{top}/b")["type"], files.info(f"{top}/b")["size"]) == ("directory", 0)
     assert files.sizes([f"{top}/a", f"{top}/b/c"]) == [10, 1]
     for call in (files.info, files.ls, files.open, files.cat_file, files.rm, files.rm_file, files.checksum):
         with pytest.raises(FileNotFoundError):
@@ -163,6 +163,8 @@ def test_reading_a_file(files: PenstockFileSystem, top: str) -> None:
     assert files.head(f"{top}/a", 2) == b"01"
     assert files.tail(f"{top}/a", 2) == b"89"
     assert files.read_block(f"{top}/a", 0, 4) == b"0123"
+    for length in (3, None):
+        assert files.read_block(f"{top}/a", 12, length) == b""
 
 
 @pytest.mark.parametrize("mode", ["ab", "r+b", "a", "w+"])
@@ -421,10 +423,22 @@ def test_removing(files: PenstockFileSystem, top: str) -> None:
     files.rmdir(f"{top}/empty")
     assert [info.key for info in store.list()] == ["a", "b.txt"]
     files.pipe_file(f"{top}/full/x", b"")
-    with pytest.raises(ps.ConfigError, match="not empty"):
+    with pytest.raises(FileExistsError, match="not empty"):
         files.rmdir(f"{top}/full")
     with pytest.raises(FileNotFoundError):
         files.rmdir(f"{top}/none")
+
+
+@pytest.mark.parametrize("named", ["b", "b/", ["b"], "b*", ["b.t*", "b"]])
+def test_removing_an_object_that_has_the_name_of_a_directory(files: PenstockFileSystem, top: str, named: Any) -> None:
+    """``rm(recursive=True)`` removes it with the directory and its marker; without ``recursive``, the object alone."""
+    store = ps.connect(f"memory://{top.partition('/')[2]}")
+    for key in ("b", "b/", "c", "c/x"):
+        store.write(key, b"")
+    files.rm(f"{top}/{named}" if isinstance(named, str) else [f"{top}/{one}" for one in named], recursive=True)
+    files.rm(f"{top}/c")
+    left = [info.key for info in store.list()]
+    assert left == (["a", "c/x"] if "*" in str(named) else ["a", "b.txt", "c/x"])
 
 
 def test_directories_are_implied(files: PenstockFileSystem, top: str) -> None:
@@ -453,11 +467,17 @@ def test_unknown_options_of_calls_are_errors(files: PenstockFileSystem, top: str
         lambda: files.ls(top, nonsense=1),
         lambda: files.cat_file(f"{top}/a", nonsense=1),
         lambda: files.find(top, nonsense=1),
+        lambda: files.pipe({f"{top}/a": b""}, nonsense=1),
     ):
         with pytest.raises(ps.ConfigError, match="nonsense"):
             call()
     with pytest.raises(ps.ConfigError, match="version_id"):
         files.open(f"{top}/a", version_id="1")
+    with pytest.raises(ps.ConfigError, match="acl='public-read' cannot be followed"):
+        files.open(f"{top}/a", "wb", acl="public-read")
+    with pytest.raises(ps.ConfigError, match="must be a media type"):
+        files.pipe_file(f"{top}/a", b"", ContentType="text/plain\r\nx-amz-acl: public-read")
+    assert files.cat_file(f"{top}/a") == TREE["a"]
     with pytest.raises(ps.ConfigError, match="only S3 has"):
         files.sign(f"{top}/a")
     for refuse in (
