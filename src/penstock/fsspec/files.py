@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fsspec.compression import compr
@@ -15,7 +16,7 @@ from fsspec.core import get_compression
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import read_block
 
-from penstock.errors import ConfigError
+from penstock.errors import ClosedError, ConfigError
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.file import ObjectReader
 from penstock.store.writing import Writer
@@ -285,6 +286,10 @@ class FsspecCompressor(CommitOnExit, io.RawIOBase):
     def abort(self) -> None:
         """Drop what was written. Idempotent."""
         self._writer.abort()
+        with suppress(
+            ClosedError
+        ):  # now, because its finaliser would write to the writer, of which Python 3.13 complains
+            self._compressed.close()
         super().close()
 
     def __del__(self) -> None:

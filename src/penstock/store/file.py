@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import io
 from copy import copy
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
@@ -159,6 +160,9 @@ class ObjectReader(io.BufferedReader):
     def __repr__(self) -> str:
         return f"<ObjectReader {self._object.name!r}, {self.size_bytes} bytes{', closed' if self.closed else ''}>"
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()  # from Python 3.12 on, that of ``io.BufferedReader`` refuses
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self.closed:
             raise ClosedError(f"{self._object.name} is closed")
@@ -196,6 +200,8 @@ class _RawObject(RawFile):
         self._run_fetches = 1  # fetches in sequence since the last jump; opening is the first
         self._stream_end = 0  # the stream continues from the end of _held to here
         self.info = ObjectInfo(key, 0, etag)
+        self._first = self._held
+        self._check = _WholeCheck(store, self.info, self._first)  # for ``close``, if the object cannot be opened
         self.info = self._open(etag)
         self._first = self._held[:BUFFER_BYTES]
         self._check = _WholeCheck(store, self.info, self._first)
@@ -250,8 +256,12 @@ class _RawObject(RawFile):
             if self._position == 0 and len(self._first) < length < STREAM_BYTES_MIN:
                 # Only an answer without a range has a checksum, which is worth 64 KiB that are fetched twice.
                 done = self._position = len(self._get(None, self.info.etag, Landing(view, 0, length))[1])
-            while done < length:
-                done += self.readinto(view[done:])
+            try:
+                while done < length:
+                    done += self.readinto(view[done:])
+            except BaseException as error:
+                clear_frames(error.__traceback__)  # that still refer to the memory, of which Python 3.13 complains
+                raise
         return whole.getvalue()
 
     def close(self) -> None:

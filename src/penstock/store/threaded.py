@@ -103,7 +103,13 @@ class Pool:
             if self._busy_count > len(self._threads) and len(self._threads) < self.threads_max:
                 thread = threading.Thread(target=self._work, name=f"penstock-{self.name}", daemon=True)
                 self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the process ends, and starts no more threads: those that run do the job
+                    self._threads.remove(thread)
+                    if not self._threads:
+                        self._busy_count -= 1
+                        raise
             self._jobs.put(job)
 
     def _work(self) -> None:

@@ -342,17 +342,17 @@ class Upload:
         """Whether it was committed or dropped; always true in a forked child, because the upload is the parent's."""
         return self._committed_or_dropped or self._made_in != forks.generation()
 
-    def abort(self) -> None:
+    def abort(self, wait_s_max: float = ABORT_S_MAX) -> None:
         """Cancel the parts in flight, wait until they have ended, and let the store drop the upload. Never raises; idempotent.
 
-        It waits first, at most ``ABORT_S_MAX``, because S3 may keep a part that arrives after the abort, and bill it.
+        It waits first, at most `wait_s_max` seconds, because S3 may keep a part that arrives after the abort, and bill it.
         """
         if self._ending or self.finished:
             return
         self._ending = True
         try:
             with suppress(PenstockError, Empty):  # the upload or the store is gone; nothing is visible either way
-                self._drop(time.monotonic() + ABORT_S_MAX)
+                self._drop(time.monotonic() + wait_s_max)
         finally:
             self._in_flight.cancel()
             self._committed_or_dropped = True
@@ -384,12 +384,12 @@ def _watch(upload: Upload) -> None:
 
 
 def _at_exit() -> None:
-    waiting = [upload for upload in _open if not upload.finished]
-    for upload in waiting:
-        drop(upload)
     until = time.monotonic() + EXIT_S_MAX
-    while time.monotonic() < until and not all(upload.finished for upload in waiting):
-        time.sleep(0.01)
+    for upload in list(_open):
+        if upload.started:
+            upload.abort(
+                max(0.0, until - time.monotonic())
+            )  # in this thread: from Python 3.12 on, no other can be started
 
 
 def drop(upload: Upload) -> None:
