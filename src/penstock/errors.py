@@ -260,7 +260,7 @@ class CredentialsError(AccessDeniedError):
 class ObjectChangedError(StoreError):
     """The object was replaced while it was being read. Bytes of different versions were not mixed."""
 
-    HINT = "somebody replaced this object while it was being read; read it again to get the new version"
+    HINT = "somebody replaced this object: open it again to read the new version; if it is indexed, run `penstock index` first"
     ERRNO = errno.ESTALE
 
 

@@ -154,6 +154,26 @@ def test_copy_from_another_store(
     assert b"s3cr3t" not in down.stderr + missing.stderr
 
 
+@pytest.mark.parametrize("kind", ["corrupt", "change"])
+@pytest.mark.parametrize("key", ["d/a", "d/large"])
+def test_what_is_damaged_on_its_way_is_not_copied_to_another_store(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], key: str, kind: str
+) -> None:
+    """Of one part or of many, an object that does not match its checksum, or is replaced meanwhile, is not written."""
+    with FaultyServer({"d/a": b"there", "d/b": b"b", "d/large": LARGE}) as other:
+        other.fail(kind, times=None, match=lambda request: request.key == key and request.is_read)
+        copy = ["cp", "s3://bucket/d/", "s3://bucket/d/", "--source-endpoint-url", other.endpoint_url]
+        is_whole = kind == "change" and key == "d/a"  # one answer has one version
+        copied = at_faulty(*copy)
+        assert copied.returncode == (0 if is_whole else 1)
+        assert (key in faulty.objects) is is_whole
+        assert faulty.objects["d/b"] == b"b"
+        assert faulty.uploads == {}
+        other.heal()
+        assert at_faulty(*copy).returncode == 0
+        assert faulty.objects["d/large"] == other.objects["d/large"]
+
+
 def test_sync_rm_du(
     penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, bucket: str, tmp_path: Path
 ) -> None:
