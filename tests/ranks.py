@@ -13,7 +13,7 @@ def torchrun(processes: int, script: Path, *arguments: str, environment: dict[st
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
         [*command, str(script), *arguments],
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},  # more threads round in another way
         capture_output=True,
         text=True,
         timeout=110,
