@@ -288,9 +288,9 @@ def _serve(config: MountConfig) -> None:
     from penstock.mount.serving import MountServer, collect_rarely, serve_until_signal
 
     collect_rarely()
+    said = f"{public_url(config.url)} is mounted on {config.directory}; Ctrl-C unmounts it"
     with MountServer(config) as server:
-        print_message(f"{public_url(config.url)} is mounted on {config.directory}; Ctrl-C unmounts it")
-        serve_until_signal(server)
+        serve_until_signal(server, announce=lambda: print_message(said))
 
 
 def umount(

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,9 +69,8 @@ def main() -> int:
             threading.Thread(target=_end_with_input, args=(server,), name="penstock-bound", daemon=True).start()
         os.chdir("/")  # not earlier: paths of the configuration may be relative
         _close_standard_streams(keeps_input=request.is_bound)
-        _answer(request, None, warning=server.warning)
         _log.info("%s is mounted on %s.", public_url(request.config.url), request.config.directory)
-        serve_until_signal(server)
+        serve_until_signal(server, announce=partial(_answer, request, None, warning=server.warning))
     _log.info("%s was unmounted.", request.config.directory)
     return 0
 

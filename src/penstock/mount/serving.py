@@ -193,16 +193,21 @@ def collect_rarely() -> None:
     gc.freeze()  # the modules that were imported stay
 
 
-def serve_until_signal(server: MountServer) -> None:
+def serve_until_signal(server: MountServer, *, announce: Callable[[], object]) -> None:
     """Wait until the file system is unmounted, or SIGTERM, SIGINT or SIGHUP arrives, and close it. For the main thread only.
 
     Signals that arrive while it is closed change nothing: a process that is told twice to end must still unmount.
+
+    Args:
+        server: The file system.
+        announce: Tells others of the mount. Called when signals are waited for, because they may send one at once.
     """
     waiting, waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before_wakeup = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _take_note) for number in STOP_SIGNALS}
     try:
         server.when_ended(partial(os.write, waking, b"."))
+        announce()
         select.select([waiting], [], [])
         server.when_ended(None)
         server.close()
