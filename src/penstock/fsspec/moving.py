@@ -23,6 +23,8 @@ from penstock.fsspec.contents import ContentsFileSystem
 from penstock.fsspec.entries import MARKER, keys_to_remove
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
 from penstock.tracebacks import boundary
+from penstock.transfer import TransferItem
+from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,17 +117,22 @@ class MovingFileSystem(ContentsFileSystem):
     def _put_pairs(self, pairs: list[Pair], listener: CallbackListener, mode: str, content_type: str) -> None:
         if self._intrans or is_create(mode) or content_type:
             for source, target in pairs:
-                if not os.path.isdir(source):  # noqa: PTH112 - fsspec passes strings
-                    self._write_file(source, target, "xb" if is_create(mode) else "wb", content_type)
+                if os.path.isdir(source):  # noqa: PTH112 - fsspec passes strings
+                    listener.skipped(1)
+                else:
+                    self._write_file(source, target, "xb" if is_create(mode) else "wb", content_type, listener)
         else:
             put_files(self, pairs, listener)
         for _, target in pairs if self._keeps_listings else ():
             self.invalidate_cache(target)
 
-    def _write_file(self, source: str, target: str, mode: str, content_type: str) -> None:
+    def _write_file(self, source: str, target: str, mode: str, content_type: str, listener: CallbackListener) -> None:
         with open(source, "rb") as file, self.open(target, mode, ContentType=content_type) as output:  # noqa: PTH123 - fsspec passes strings
             while piece := file.read(self.blocksize):
                 output.write(piece)
+                listener.progressed(len(piece))
+            size_bytes = file.tell()
+        listener.moved(TransferItem(ObjectInfo(source, size_bytes), target, None))
 
     def copy(
         self,

@@ -331,7 +331,10 @@ def copy(
             else copied._replace(key=target, size_bytes=info.size_bytes)
         )
     part_bytes = max(part_bytes, -(-info.size_bytes // PARTS_MAX))
-    upload_id = perform(core, CreateMultipart(target)).value
+    content_type = info.headers.get(b"content-type", b"").decode(
+        "latin-1"
+    )  # which a copy in one request keeps by itself
+    upload_id = perform(core, CreateMultipart(target, content_type=content_type)).value
     try:
         parts = _copied_parts(core, info, target, upload_id, part_bytes)
         return complete(core, CompleteMultipart(target, upload_id, parts), info.size_bytes)

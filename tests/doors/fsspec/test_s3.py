@@ -15,6 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock.fsspec import PenstockFileSystem, PenstockS3FileSystem, register
+from penstock.store.writing import copy
 from penstock.testing.s3_server import S3Server
 
 pytestmark = pytest.mark.server
@@ -92,6 +93,9 @@ def test_media_types(files: PenstockS3FileSystem, bucket: str, s3_client: Any, t
         calls = {"pipe_file": (path, b"<p>"), "pipe": ({path: b"<p>"},), "touch": (path,)}
         getattr(files, way)(*calls[way], **options)
     files.copy(path, f"{bucket}/copy")
+    if way == "large":
+        store = files.store(f"s3://{bucket}")
+        copy(store, "page", "copy", copy_bytes_max=5 << 20, part_bytes=5 << 20)
     for key in ("page", "copy"):
         assert s3_client.head_object(Bucket=bucket, Key=key)["ContentType"] == "text/html; charset=utf-8"
         assert files.info(f"{bucket}/{key}")["ContentType"] == "text/html; charset=utf-8"

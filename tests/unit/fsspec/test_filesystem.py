@@ -429,6 +429,22 @@ def test_removing(files: PenstockFileSystem, top: str) -> None:
         files.rmdir(f"{top}/none")
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "create"}, {"ContentType": "text/plain"}])
+def test_callbacks_hear_of_uploads(
+    files: PenstockFileSystem, top: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """However files are uploaded, a callback hears of every file of ``put`` and of every byte of ``put_file``."""
+    (tmp_path / "folder" / "deeper").mkdir(parents=True)
+    for name in ("one", "deeper/two"):
+        (tmp_path / "folder" / name).write_bytes(b"12345")
+    many, single = fsspec.Callback(), fsspec.Callback()
+    files.put(str(tmp_path / "folder"), f"{top}/up", recursive=True, callback=many, **options)
+    files.put_file(tmp_path / "folder" / "one", f"{top}/up/again", callback=single, **options)
+    assert below(top, files.find(f"{top}/up")) == ["up/again", "up/deeper/two", "up/one"]
+    assert many.value == many.size >= 2
+    assert single.value == single.size == 5
+
+
 @pytest.mark.parametrize("named", ["b", "b/", ["b"], "b*", ["b.t*", "b"]])
 def test_removing_an_object_that_has_the_name_of_a_directory(files: PenstockFileSystem, top: str, named: Any) -> None:
     """``rm(recursive=True)`` removes it with the directory and its marker; without ``recursive``, the object alone."""
