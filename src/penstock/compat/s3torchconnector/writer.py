@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 from penstock.torch.writing import CheckpointWriter
 from penstock.tracebacks import boundary
+
+if TYPE_CHECKING:
+    from penstock.store.base import Store
+    from penstock.types import Key
 
 
 @boundary
@@ -18,6 +23,10 @@ class S3Writer(CheckpointWriter):
 
     MADE_BY = "checkpoint.writer(uri)"
 
+    def __init__(self, store: Store, key: Key) -> None:
+        self._closing = threading.Lock()
+        super().__init__(store, key)
+
     def write(self, data: Any, /) -> int:
         """Take all of `data`, any contiguous buffer, and return its length in bytes.
 
@@ -29,6 +38,15 @@ class S3Writer(CheckpointWriter):
         if self.closed:
             raise ValueError(f"{self!r} is not open")
         return super().write(memoryview(data))
+
+    def close(self) -> None:
+        """Make the object visible; any number of threads may call it, and all return when it is.
+
+        Raises:
+            StoreError: The object could not be stored.
+        """
+        with self._closing:
+            super().close()
 
     def writable(self) -> bool:
         """Return whether it is open."""

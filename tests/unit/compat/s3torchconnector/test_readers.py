@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import sys
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from compat_stores import MemoryBuckets
-from penstock.compat.s3torchconnector import S3Exception, S3ReaderConstructor
+from penstock.compat.s3torchconnector import S3Exception, S3ReaderConstructor, S3Writer
 from penstock.compat.s3torchconnector import objects as objects_module
 from penstock.compat.s3torchconnector.constructors import kind_of
 from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource
@@ -269,6 +272,19 @@ def test_a_descriptor_is_not_left(buckets: MemoryBuckets) -> None:
     for kind in KINDS:
         reader_of(buckets, kind).read(1)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_close_a_writer_once() -> None:
+    """Threads that close a writer at the same time store its object once."""
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(200):
+            buckets = MemoryBuckets()
+            writer, together = S3Writer(buckets.made, "key"), threading.Barrier(4)
+            writer.write(b"data")
+            steps = (together.wait, writer.close)
+            for closed in [threads.submit(list, map(operator.call, steps)) for _ in range(4)]:
+                closed.result()
+            assert len(buckets.requests("Put")) == 1
 
 
 def test_missing_is_file_not_found() -> None:
