@@ -159,7 +159,7 @@ def main() -> None:
                 capture_output=True,
                 text=True,
             ).stdout
-            assert project["version"] in told, told
+            assert wheel.name.split("-")[1] in told, told
         print(f"penstock-data[{extra}]: installed and used, {time.monotonic() - begun:.0f} s", flush=True)
 
 
