@@ -184,7 +184,7 @@ def contradiction_of(info: ObjectInfo, claim: tuple[str | None, int | None] | No
 
     Args:
         info: Describes the answer.
-        claim: What was said: ETag and size; None for nothing.
+        claim: ETag and size in bytes that a listing, a HEAD or an earlier answer stated; None if nothing did.
 
     Returns:
         The error, or None if nothing contradicts the answer.

@@ -25,7 +25,7 @@ class LambdaConfig:
         payload: ``configuration.payload`` of its events.
         actions: Operations that call the handler, of ``GetObject``, ``HeadObject``, ``ListObjects`` and ``ListObjectsV2``. The
             others are answered by the gateway.
-        varies_by: What the handler is told of a request beside its query: names of headers, and ``"caller"`` for the access
+        varies_by: Parts of a request that the handler is told beside its query: headers, and ``"caller"`` for the access
             key. All of it is part of a result's identity, so requests that differ in nothing else share one result. None
             means the caller and all headers except those that clients and proxies send of their own accord, e.g.
             ``User-Agent`` and ``Cookie``.
@@ -51,7 +51,7 @@ class WebhookConfig:
         token: Token of the header ``Authorization``, sent as ``Bearer TOKEN``, or as it is if it has two words;
             empty for none.
         time_s_max: Longest time for one call, in seconds.
-        varies_by: What the webhook is told of a request beside its query, as in ``LambdaConfig``.
+        varies_by: Parts of a request that the webhook is told beside its query, as in ``LambdaConfig``.
     """
 
     url: str

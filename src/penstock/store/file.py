@@ -386,7 +386,7 @@ class _WholeCheck:
     Args:
         store: The store.
         info: The version of the object.
-        first: Its first bytes.
+        first: First bytes of the object, at most 64 KiB.
 
     Attributes:
         end: The bytes before this one have arrived in order.

@@ -64,9 +64,9 @@ def check_order(page: Page, prefix: str, *, after: str, url: str | None = None) 
 
     Args:
         page: A page of a listing of `prefix`.
-        prefix: What all keys begin with.
+        prefix: Prefix with which all keys begin.
         after: The last key or sub-prefix of the page before; empty for the first page.
-        url: What is listed, for the error.
+        url: URL that is listed, for the error.
 
     Raises:
         ProtocolError: The page is not in key order, repeats keys of the page before, or has keys of another prefix.

@@ -105,7 +105,7 @@ def seen_request(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> 
 
     Args:
         request: The client's request.
-        varies_by: What the handler gets beside the query, as in ``LambdaConfig``; headers are spelled as here.
+        varies_by: Names of headers, spelled as the handler gets them, and ``"caller"``, as in ``LambdaConfig``.
     """
     query = {name: value for name, value in request.query.items() if is_for_handler(name)}
     if varies_by is None:
@@ -187,7 +187,7 @@ def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None, *, 
 
     Args:
         request: The client's request.
-        varies_by: What the handler gets beside the query, as in ``LambdaConfig``.
+        varies_by: Names of headers, and ``"caller"``, as in ``LambdaConfig``.
         epoch: Value of ``x-penstock-epoch`` if the query does not have it; empty for none.
     """
     seen = seen_request(request, varies_by)
