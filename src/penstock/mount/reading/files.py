@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from penstock.cache import Cached
 from penstock.config import MIB
 from penstock.errors import ClosedError
-from penstock.fetch.positioned import FIRST_BYTES, WHOLE_BYTES_MAX, PositionedObject
+from penstock.fetch.positioned import PositionedObject
 from penstock.fetch.positioned_reads import PositionedReads
-from penstock.mount.reading.walk import DirectoryWalk
+from penstock.mount.reading.walk import DirectoryWalk, beginning_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -100,6 +100,7 @@ class StoreFiles:
         """Request what is probably read next, after the first read of an open file."""
         if self._order is None:
             return
+        bytes_max = min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8)
         requested: list[PositionedObject] = []
         dropped: list[PositionedObject] = []
         with self._lock:
@@ -107,7 +108,7 @@ class StoreFiles:
                 return
             walk = self._walks.get(node.parent)
             if walk is None:
-                walk = self._walks[node.parent] = DirectoryWalk(self._order)
+                walk = self._walks[node.parent] = DirectoryWalk(self._order, bytes_max=bytes_max)
                 if len(self._walks) > _WALKS_MAX:
                     self._walks.popitem(last=False)
             self._walks.move_to_end(node.parent)
@@ -117,12 +118,12 @@ class StoreFiles:
                 found, _ = self._take_ahead(key)
                 if found is not None:
                     dropped.append(found)
-            while self._ahead_bytes > min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8):
+            while self._ahead_bytes > bytes_max:
                 self._drop_oldest(dropped)
+        for one in dropped:  # first, so that their memory is free for the others
+            one.close()
         for one in requested:
             one.request_beginning()
-        for one in dropped:
-            one.close()
 
     def release(self, shared: _SharedObject) -> None:
         """Close an object when the last file that uses it is closed."""
@@ -141,19 +142,19 @@ class StoreFiles:
             opened = PositionedObject(self._reads, info)
             requested.append(opened)
             self._ahead[info.key] = node, opened
-            self._ahead_bytes += _beginning_bytes(info)
+            self._ahead_bytes += beginning_bytes(node)
 
     def _take_ahead(self, key: Key) -> tuple[PositionedObject | None, Hashable]:
         """Return what was requested of an object before it was opened, and the version that was listed of it."""
         node, found = self._ahead.pop(key, (None, None))
         if node is None or node.info is None or found is None:
             return None, None
-        self._ahead_bytes -= _beginning_bytes(node.info)
+        self._ahead_bytes -= beginning_bytes(node)
         return found, _version_of(node.info)
 
     def _drop_oldest(self, dropped: list[PositionedObject]) -> None:
         _, (node, requested) = self._ahead.popitem(last=False)
-        self._ahead_bytes -= _beginning_bytes(requested.info)
+        self._ahead_bytes -= beginning_bytes(node)
         dropped.append(requested)
         walk = self._walks.get(node.parent)
         if walk is not None:
@@ -207,7 +208,3 @@ class StoreFile:
 def _version_of(info: ObjectInfo) -> Hashable:
     """Return what is equal for two files that may share an object: the same version of the same key."""
     return info.key, info.size_bytes, info.etag or info.last_modified_s
-
-
-def _beginning_bytes(info: ObjectInfo) -> int:
-    return info.size_bytes if info.size_bytes <= WHOLE_BYTES_MAX else FIRST_BYTES

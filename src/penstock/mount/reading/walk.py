@@ -13,6 +13,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from penstock.fetch.positioned import FIRST_BYTES, WHOLE_BYTES_MAX
+
 if TYPE_CHECKING:
     from penstock.mount.contracts import FollowingFiles, Node
     from penstock.types import Key
@@ -39,9 +41,11 @@ class DirectoryWalk:
 
     Args:
         order: The order of the files of a directory.
+        bytes_max: Bytes of files that are requested and not yet read.
     """
 
     __slots__ = (
+        "_bytes_max",
         "_depth",
         "_expected",
         "_given_up",
@@ -56,10 +60,11 @@ class DirectoryWalk:
         "_wasted_count",
     )
 
-    def __init__(self, order: FollowingFiles) -> None:
+    def __init__(self, order: FollowingFiles, *, bytes_max: int) -> None:
         self._order = order
+        self._bytes_max = bytes_max
         self._expected: dict[str, Node] = {}  # by key, in the order of the listing
-        self._requested: set[str] = set()  # those of them that were requested
+        self._requested: dict[str, int] = {}  # those of them that were requested, and how many bytes of each
         self._given_up: list[str] = []
         self._last: Node | None = None  # what was expected reaches to this one
         self._has_more = True  # as far as is known
@@ -91,7 +96,7 @@ class DirectoryWalk:
         """Note that a file was requested for nothing, because its memory was needed."""
         if key_of(node) in self._requested:
             self._wasted_count += 1
-            self._requested.discard(key_of(node))
+            del self._requested[key_of(node)]
 
     def take_given_up(self) -> list[str]:
         """Return the keys of files that were requested for nothing since the last call, because the walk began anew."""
@@ -121,8 +126,7 @@ class DirectoryWalk:
         self._misses_count //= 2
         self._pause_count = 0
         del self._expected[key_of(node)]
-        if key_of(node) in self._requested:
-            self._requested.discard(key_of(node))
+        if self._requested.pop(key_of(node), None) is not None:
             self._used_count += 1
         if len(self._expected) < NEAR_COUNT + (self._depth if self._has_more else 0):
             self._expect(_KNOWN_COUNT + self._depth)
@@ -141,11 +145,13 @@ class DirectoryWalk:
         chosen: list[Node] = []
         if len(self._requested) > self._depth // 2:
             return chosen  # a few at a time
+        room_bytes = self._bytes_max - sum(self._requested.values())
         for key, node in islice(self._expected.items(), NEAR_COUNT + self._depth):
-            if len(self._requested) >= self._depth:
-                break
             if key not in self._requested:
-                self._requested.add(key)
+                room_bytes -= beginning_bytes(node)
+                if len(self._requested) >= self._depth or room_bytes < 0:
+                    break
+                self._requested[key] = beginning_bytes(node)
                 chosen.append(node)
         return chosen
 
@@ -154,3 +160,10 @@ def key_of(node: Node) -> Key:
     """Return the key of a file."""
     assert node.info is not None
     return node.info.key
+
+
+def beginning_bytes(node: Node) -> int:
+    """Return how many bytes are requested of a file before it is opened."""
+    assert node.info is not None
+    size_bytes = node.info.size_bytes
+    return size_bytes if size_bytes <= WHOLE_BYTES_MAX else FIRST_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from penstock.config import GIB
 from penstock.mount.contracts import Node
 from penstock.mount.reading.walk import DEPTH_MAX, DirectoryWalk
 from penstock.types import ObjectInfo
@@ -46,7 +47,7 @@ class Listed:
 
 def requested_by(nodes: list[Node], order: list[Node], *, waits: bool = True) -> list[int]:
     """Read files in an order, and return the inodes that were requested ahead, in the order of the requests."""
-    walk = DirectoryWalk(Listed(nodes))
+    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
     requested: list[int] = []
     for node in order:
         requested += [following.inode for following in walk.read(node, waits=waits)]
@@ -56,13 +57,25 @@ def requested_by(nodes: list[Node], order: list[Node], *, waits: bool = True) ->
 def test_files_in_order_are_requested_ahead_once() -> None:
     """Who reads in the order of the listing finds nearly all files requested, each once, a bounded number ahead."""
     nodes = nodes_of(2000)
-    walk = DirectoryWalk(Listed(nodes))
+    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
     requested: list[int] = []
     for index, node in enumerate(nodes):
         requested += [following.inode for following in walk.read(node, waits=True)]
         assert len([inode for inode in requested if inode > node.inode]) <= DEPTH_MAX
         assert len(requested) <= 3 * index + 4
     assert len(requested) == len(set(requested)) > 1950
+
+
+def test_no_more_bytes_are_requested_than_may_be_held() -> None:
+    """Nothing is requested that would have to be dropped before it is read, and what is read makes room."""
+    nodes = nodes_of(500)
+    walk = DirectoryWalk(Listed(nodes), bytes_max=8 * 1000)
+    requested: list[int] = []
+    for node in nodes:
+        requested += [following.inode for following in walk.read(node, waits=True)]
+        assert len([inode for inode in requested if inode > node.inode]) <= 8
+    assert len(requested) == len(set(requested)) > 480
+    assert walk.take_given_up() == []
 
 
 def test_threads_may_read_a_little_out_of_order() -> None:
@@ -89,7 +102,7 @@ def test_random_order_requests_next_to_nothing() -> None:
 def test_a_directory_that_wastes_requests_is_left_alone() -> None:
     """When files were requested for nothing again and again, no more are requested."""
     nodes = nodes_of(4000)
-    walk = DirectoryWalk(Listed(nodes))
+    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
     wasted = 0
     for first in range(0, 4000, 40):
         for node in nodes[first : first + 5]:  # then the program goes elsewhere
@@ -108,7 +121,7 @@ def test_the_order_is_asked_for_many_files_at_a_time() -> None:
     """Asking what follows costs one call for many files."""
     nodes = nodes_of(2000)
     listed = Listed(nodes)
-    walk = DirectoryWalk(listed)
+    walk = DirectoryWalk(listed, bytes_max=GIB)
     for node in nodes:
         walk.read(node, waits=True)
     assert listed.calls_count < 200
@@ -118,7 +131,7 @@ def test_random_order_asks_for_few_files() -> None:
     """Asking what follows is not free, so random order causes less than one file to be named for each."""
     nodes = nodes_of(4000)
     listed = Listed(nodes)
-    walk = DirectoryWalk(listed)
+    walk = DirectoryWalk(listed, bytes_max=GIB)
     for node in random.Random(9).sample(nodes, len(nodes)):
         walk.read(node, waits=True)
     assert listed.named_count < 4000
@@ -127,7 +140,7 @@ def test_random_order_asks_for_few_files() -> None:
 def test_order_is_noticed_after_much_disorder() -> None:
     """A program that reads in order after many files in random order is noticed within a hundred files."""
     nodes = nodes_of(3000)
-    walk = DirectoryWalk(Listed(nodes))
+    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
     for node in random.Random(9).sample(nodes[:1000], 1000):
         walk.read(node, waits=True)
     walk.take_given_up()
