@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.fetch import set_process_budget as set_process_budget
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
+    from penstock.loader.batches.token_blocks import cu_seqlens as cu_seqlens
     from penstock.loader.explain import explain as explain
     from penstock.loader.preview import describe as describe
     from penstock.loader.preview import peek as peek
@@ -93,6 +94,7 @@ _ORIGIN = {
     ),
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.sources.indexing",
+    "cu_seqlens": "penstock.loader.batches.token_blocks",
     "describe": "penstock.loader.preview",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.preview",

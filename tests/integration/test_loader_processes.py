@@ -130,6 +130,13 @@ MADE = {
         .map(_image)
         .batch_by_size(150, size=lambda sample: sample["cls"], oversize="alone")
     ),
+    "token blocks": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .map(lambda sample: {"tokens": np.arange(int(sample["cls"]) % 9)})
+        .token_blocks(7, separator=99, position_ids=True)
+        .batch(3)
+    ),
     "stored order": lambda folder: pipeline(folder, window=None),
     "taken": lambda folder: ps.shards(f"{folder}/").shuffle(window=9).decode(ps.Integer("cls")).take(21).batch(4),
 }

@@ -20,8 +20,8 @@ from penstock.version import DISTRIBUTION
 NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
     "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
-    "Audio", "Float", "Function", "Numpy", "mix", "objects", "describe", "explain", "peek", "build_index", "warm_cache",
-    "set_process_budget", "download_directory", "upload_directory",
+    "Audio", "Float", "Function", "Numpy", "mix", "objects", "describe", "cu_seqlens", "explain", "peek", "build_index",
+    "set_process_budget", "warm_cache", "download_directory", "upload_directory",
     "CacheConfig", "Dataset", "LoaderStatistics", "Pipeline", "__version__",
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",

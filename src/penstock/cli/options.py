@@ -7,8 +7,10 @@ one option for each field of a group, and the command an instance of it.
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 from urllib.parse import unquote
 
@@ -235,3 +237,19 @@ class Stores:
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
         return StoreLocation(public_url(url), root_url, key, self.open(root_url), path)
+
+
+def function_of(text: str, option: str) -> Callable[..., Any]:
+    """Return the function that ``module:function`` names; the module may be in the working directory.
+
+    Raises:
+        ConfigError: The module or the function does not exist.
+    """
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option} {text!r} does not name a function ({error})", hint="MODULE:FUNCTION") from error
+    return function

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups, function_of
 from penstock.cli.output import print_message, print_result
+from penstock.cli.pack_tokens import TokensGroup  # noqa: TC001 - typer reads it
 from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
 from penstock.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.index import ShardRow
     from penstock.pack.converting import Conversion
     from penstock.pack.packing import Packing
@@ -109,7 +106,7 @@ class ExecutionGroup:
 @expand_groups
 def pack(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table of files.")
+        str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table; with --tokens, shards.")
     ],
     destination: Annotated[
         str, typer.Argument(metavar="DST", help="A folder, or a pattern such as s3://bucket/train-%06d.tar.")
@@ -120,7 +117,8 @@ def pack(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...; default: by the name, or tar.",
+            help="tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...; default: by the name, or tar; "
+            "with --tokens mds.",
         ),
     ] = None,
     name: Annotated[
@@ -176,6 +174,7 @@ def pack(
             help="Identifies the transform in place of its code; change it when the transform changes.",
         ),
     ] = None,
+    tokens: TokensGroup,
     key_field: KeyField = None,
     allow_loss: AllowLoss = False,
     skip_unnamed: Annotated[
@@ -197,6 +196,7 @@ def pack(
         penstock pack ./imagenet/train s3://bucket/train-%06d.tar --labels folders --shuffle
         penstock pack s3://raw/images/ s3://bucket/set/ --split train=0.95,val=0.05 --verify
         penstock pack rows.csv ./shards --fields path=jpg:file,label=cls:int --dry-run
+        penstock pack s3://corpus/ s3://bucket/tokens-%05d.mds --tokens 2048 --tokenizer my_tokens:encode --separator 50256
     """
     from penstock.pack.destination import split_destination
     from penstock.pack.options import PackOptions, advice
@@ -207,6 +207,9 @@ def pack(
     folder, named = split_destination(destination)
     if named is not None and name is not None:
         raise ConfigError(f"DST names the shards {named!r}, but --name says {name!r}")
+    blocks = tokens.pipeline(source, shuffle=shuffle, seed=seed, connection=connection.options())
+    if blocks is not None and format is None and (named or name) is None:
+        format = "mds"  # noqa: A001
     options = PackOptions(
         format=format,
         name=named or name,
@@ -217,17 +220,17 @@ def pack(
         labels=labels,
         label_field=label_field,
         split=None if split is None else shares_of(split),
-        shuffle=shuffle,
+        shuffle=shuffle and blocks is None,
         seed=seed,
         key_field=key_field,
         allow_loss=allow_loss,
         skip_unnamed=skip_unnamed,
-        transform=None if transform is None else function_of(transform),
+        transform=None if transform is None else function_of(transform, "--transform"),
         transform_version=transform_version,
     )
     if (warning := advice(shard_bytes)) is not None:
         print_message(f"penstock: {warning}")
-    with Packing(source, folder, options, connection=connection.options()) as packing:
+    with Packing(blocks or source, folder, options, connection=connection.options()) as packing:
         plan = packing.plan(
             append=writing.append,
             overwrite=writing.overwrite,
@@ -264,22 +267,6 @@ def shares_of(text: str) -> dict[str, float]:
         raise ConfigError(f"--split {text!r} is not NAME=SHARE,...", hint="train=0.9,val=0.1") from None
 
 
-def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the function that ``module:function`` names; the module may be in the working directory.
-
-    Raises:
-        ConfigError: The module or the function does not exist.
-    """
-    module, _, name = text.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        function: Callable[[dict[str, Any]], Any] = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--transform {text!r} does not name a function ({error})", hint="MODULE:FUNCTION") from error
-    return function
-
-
 def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
     """Print each planned shard, then a summary. The number of samples is unknown if the sources are shards."""
     counted = plan.kind == "entries"
@@ -305,7 +292,8 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         print(json.dumps(summary))
     else:
         samples = f"{plan.samples_count} samples" if counted else format_bytes(plan.source_bytes)
-        print_message(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}")
+        shards = f"{samples} in {len(plan.shards)}" if plan.kind != "sequence" else "blocks of tokens, in"
+        print_message(f"{shards} {plan.format} shards: {url}")
 
 
 class PackReport(ProgressReport):

@@ -88,10 +88,12 @@ class RebatchedPosition(NamedTuple):
     Attributes:
         base: Position of the feed, before the samples that were passed to the stages.
         skip_count: Number of samples that stages made of those after `base`, and that have been handed out.
+        skip_tokens: Number of tokens of the next one that have been handed out in blocks; 0 without ``token_blocks``.
     """
 
     base: FeedPosition
     skip_count: int
+    skip_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,6 @@ def feed_position(position: Position | None) -> FeedPosition | None:
     return position.base if isinstance(position, RebatchedPosition | OutOfOrderPosition) else position
 
 
-def skip_count(position: Position | None) -> int:
-    """Number of samples after ``feed_position(position)`` that stages made and that have been handed out."""
-    return position.skip_count if isinstance(position, RebatchedPosition) else 0
+def rebatched_position(position: Position | None, base: FeedPosition) -> RebatchedPosition:
+    """The place at which batches of what stages make go on, if the feed continues from `base`, that of `position`."""
+    return position._replace(base=base) if isinstance(position, RebatchedPosition) else RebatchedPosition(base, 0)

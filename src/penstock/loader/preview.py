@@ -12,7 +12,7 @@ from penstock.config import MIB, FetchConfig, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, check_rereadable
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, TokenBlocks, check_rereadable
 from penstock.sizes import format_bytes
 from penstock.tracebacks import boundary
 
@@ -49,7 +49,8 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
 
 
 def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:
-    stages = [stage for stage in pipeline.stages if not isinstance(stage, Shuffle | Evaluate | Batch | BatchBySize)]
+    left_out = Shuffle | Evaluate | TokenBlocks | Batch | BatchBySize
+    stages = [stage for stage in pipeline.stages if not isinstance(stage, left_out)]
     single = Pipeline(pipeline.source, tuple(stages)).map(_together).batch(1)
     samples: list[dict[str, Any]] = []
     with Loader(single, lanes=1, threads=1, prefetch_batches=1, rank=0, world_size=1, fetch=_SMALL) as loader:

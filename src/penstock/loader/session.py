@@ -20,11 +20,17 @@ from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.loader.position import REBATCHED_SAMPLES_MAX, IndexPosition, OutOfOrderPosition, feed_position, skip_count
+from penstock.loader.position import (
+    REBATCHED_SAMPLES_MAX,
+    IndexPosition,
+    OutOfOrderPosition,
+    RebatchedPosition,
+    feed_position,
+)
 from penstock.loader.reporting import LiveLine
 from penstock.loader.state import LoaderState
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
-from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
+from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle, TokenBlocks
 from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
@@ -255,7 +261,9 @@ class Session:
         place = feed_position(self._position)
         position = place.position if isinstance(place, IndexPosition) else 0  # a mix has no other positions
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
-        if skip_count(self._position):  # the samples whose outputs were handed out are passed to the stages again
+        if isinstance(
+            self._position, RebatchedPosition
+        ):  # samples whose outputs were handed out go through the stages again
             from_position = max(from_position, position + REBATCHED_SAMPLES_MAX * plan.world_size)
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
@@ -308,6 +316,7 @@ class Session:
         run_plan = RunPlan(
             transforms=self.transforms,
             batch=batch,
+            token_blocks=self.pipeline.stage(TokenBlocks),
             batch_size=plan.rows_count,
             drop_last=plan.batching.drop_last,
             threads_count=self.options.threads_count,

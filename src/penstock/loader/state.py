@@ -194,6 +194,8 @@ def _position_to_json(position: Position) -> dict[str, Any]:
         cursor = {"round": base.round_count, "turn": base.turn, "left": base.remaining_count, "lanes": lanes}
     if isinstance(position, RebatchedPosition):
         cursor["skip"] = position.skip_count
+        if position.skip_tokens:
+            cursor["skip_tokens"] = position.skip_tokens
     elif isinstance(position, OutOfOrderPosition):
         cursor.update(handed=list(position.handed_out), handed_size=position.global_size)
     return cursor
@@ -237,7 +239,8 @@ def _position_from_json(cursor: Any, *, mode: str) -> Position:
         if base.turn >= max(1, len(lanes)):
             raise ConfigError(f"the state has turn={base.turn} of {len(lanes)} lanes")
     if "skip" in cursor:
-        return RebatchedPosition(base, _checked_count(cursor["skip"], "cursor['skip']"))
+        counts = (_checked_count(cursor.get(name, 0), f"cursor[{name!r}]") for name in ("skip", "skip_tokens"))
+        return RebatchedPosition(base, *counts)
     if "handed" in cursor:
         handed = cursor["handed"]
         if not isinstance(handed, list | tuple):

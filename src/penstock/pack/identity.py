@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock import compose
 from penstock.pack.fingerprint import digest_of, value_digest
-from penstock.pipeline import Objects, Shards
+from penstock.pipeline import Objects, Pipeline, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,10 +69,10 @@ def source_digest(source: object, connection: Mapping[str, Any]) -> str:
     """Return 32 hexadecimal digits that two sources share only if they are the same source.
 
     For URLs, the digest covers all of them (see ``unsigned_url``), their endpoint, and the options that say what is read
-    below them; it does not cover what they hold, which is in the plan. For lists and tuples it covers all items, as far
-    as ``value_digest`` can compare them. For data sets with ``len`` and ``[]`` it covers the type, the length and the
-    first sample. For other iterables it covers only the type, because they are replayed and compared with what was
-    written.
+    below them; it does not cover what they hold, which is in the plan. It covers the stages of a pipeline. For lists and
+    tuples it covers all items, as far as ``value_digest`` can compare them. For data sets with ``len`` and ``[]`` it covers
+    the type, the length and the first sample. For other iterables it covers only the type, because they are replayed and
+    compared with what was written.
 
     Args:
         source: A source that ``pack`` or ``convert`` takes.
@@ -86,6 +86,8 @@ def source_digest(source: object, connection: Mapping[str, Any]) -> str:
         options = [(name, getattr(described, name, None)) for name in names]
         urls = described.urls if described.manifest is None else ("manifest", described.manifest)
         parts = [type(described).__name__, options, *_located(urls, connection)]
+        if isinstance(source, Pipeline) and source.stages:
+            parts.append(value_digest(source.stages))
     else:
         parts = ["python", f"{type(source).__module__}.{type(source).__qualname__}"]
         if isinstance(source, list | tuple):

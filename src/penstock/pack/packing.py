@@ -17,10 +17,10 @@ from penstock.pack.options import BYTES_MAX, PackOptions
 from penstock.pack.plan import PackPlan, cut
 from penstock.pack.progress import LockedListener, NullListener, Packed
 from penstock.pack.recipes import EntriesRecipe
-from penstock.pack.sequence import is_map, write_iterable
+from penstock.pack.sequence import TokenRows, is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
-from penstock.pipeline import Objects, Pipeline, check_rereadable, objects
+from penstock.pipeline import Objects, Pipeline, TokenBlocks, check_rereadable, objects
 from penstock.sources.shards import Shard, ShardFinder
 from penstock.tracebacks import boundary
 
@@ -72,7 +72,8 @@ def pack(
 
     Args:
         source: A directory or prefix of files, a manifest of them, a table (CSV, JSON lines, Parquet) with a column of
-            file names, ``penstock.objects(...)``, or an iterable or data set of dicts or tuples.
+            file names, ``penstock.objects(...)``, an iterable or data set of dicts or tuples, or a pipeline that ends with
+            ``token_blocks``, whose blocks become the samples.
         destination: A folder, or a pattern of names in a folder: ``s3://bucket/train-%06d.tar``.
         format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl``, ``mds`` or ``parquet``. The suffixes ``.gz`` and ``.zst``
             compress it (``parquet`` also takes ``.snappy``). None takes the format of `name`'s suffix, or tar.
@@ -146,7 +147,8 @@ def pack(
     execution = ExecutionOptions(
         executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify
     )
-    if execution.executor == "ray" and not isinstance(source, str | os.PathLike | Pipeline):
+    is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
+    if execution.executor == "ray" and (is_blocks or not isinstance(source, str | os.PathLike | Pipeline)):
         raise ConfigError(
             f"executor='ray' needs a source that can be listed, not {type(source).__name__}",
             hint="write the items to files or a table first, or pack them with threads",
@@ -171,10 +173,11 @@ class Packing(PackJob):
         super().__init__(connection, source.source.connection.given() if _has_connection(source) else connection)
         self._source = source
         self._options = options
-        self._is_python = not isinstance(source, str | os.PathLike | Pipeline)
+        self._is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
+        self._is_python = self._is_blocks or not isinstance(source, str | os.PathLike | Pipeline)
         self._store = self._stack.enter_context(compose.connect(folder, **connection))
         try:
-            if not self._is_python:
+            if self._is_blocks or not self._is_python:
                 self._refuse_inside()
             self.destination = Destination(self._store)
         except BaseException:
@@ -184,14 +187,8 @@ class Packing(PackJob):
     def _refuse_inside(self) -> None:
         if isinstance(self._source, Pipeline):
             check_rereadable(self._source, "pack")
-            source = self._source.source
-            if not isinstance(source, Objects):
-                raise ConfigError(f"{source!r} already describes shards", hint="penstock.pack.convert rewrites shards")
-            if source.read is not None or self._source.stages:
-                raise ConfigError(
-                    "a source with read= or with stages cannot be listed",
-                    hint="pack an iterable that yields its samples",
-                )
+            if not self._is_blocks:
+                _check_listable(self._source)
         for url in self._source_urls() or ():
             root, key = compose.split(url.rstrip("/") + "/")
             with compose.connect(root, **self._source_connection) as store:
@@ -200,9 +197,10 @@ class Packing(PackJob):
     def _source_urls(self) -> tuple[str, ...] | None:
         """Return the URLs of the source; None if a manifest or a table names its objects."""
         if isinstance(self._source, Pipeline):
-            source = self._source.source
-            assert isinstance(source, Objects)
-            return source.urls if source.manifest is None else None
+            leaves = [leaf.source for leaf in self._source.flat().leaves]
+            if any(getattr(source, "manifest", None) is not None for source in leaves):
+                return None
+            return tuple(url for source in leaves for url in getattr(source, "urls", ()))
         if self._is_python:
             return ()
         url = os.fspath(self._source)
@@ -369,7 +367,7 @@ class Packing(PackJob):
         """
         plan, options = self.planned, self._options
         if plan.kind == "sequence":
-            return self._run_sequence(plan, verify=execution.verify, listener=listener)
+            return self._run_sequence(plan, execution, listener)
         if options.transform is not None and execution.jobs is None and execution.executor == "threads":
             execution = replace(execution, jobs=os.cpu_count() or 1)
         recipe = EntriesRecipe(format=plan.format, transform=options.transform, key_field=options.key_field)
@@ -377,17 +375,33 @@ class Packing(PackJob):
             recipe, lambda shards: [(shard,) for shard in shards], options=execution, listener=listener
         )
 
-    def _run_sequence(self, plan: PackPlan, *, verify: bool, listener: PackListener) -> Packed:
-        known, written = write_iterable(self._source, self.destination, plan, self._options, listener)
+    def _run_sequence(self, plan: PackPlan, execution: ExecutionOptions, listener: PackListener) -> Packed:
+        samples = TokenRows(self._source, processes=execution.jobs or 0) if self._is_blocks else self._source
+        known, written = write_iterable(samples, self.destination, plan, self._options, listener)
         rows = [*known, *written]
         if not rows:
             raise DataError("the iterable is empty")
-        if verify:
+        if execution.verify:
             for row in rows:
                 check_shard(self.destination.store, self.destination.place, row)
                 listener.verified(row)
         self.destination.finish(plan, rows)
         return Packed(self.destination.url, tuple(rows), len(written), 0)
+
+
+def _check_listable(pipeline: Pipeline) -> None:
+    """Check that the samples of a pipeline are the objects of its source.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    source = pipeline.source
+    if not isinstance(source, Objects):
+        raise ConfigError(f"{source!r} already describes shards", hint="penstock.pack.convert rewrites shards")
+    if source.read is not None or pipeline.stages:
+        raise ConfigError(
+            "a source with read= or with stages cannot be listed", hint="pack an iterable that yields its samples"
+        )
 
 
 def _has_connection(source: Any) -> bool:

@@ -15,6 +15,7 @@ from penstock import compose
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.formats import without_content
 from penstock.formats.sample import check_key
+from penstock.loader import Loader
 from penstock.pack.destination import Destination, split_destination
 from penstock.pack.fields import select_fields
 from penstock.pack.identity import job_identity
@@ -23,6 +24,7 @@ from penstock.pack.plan import PackPlan, check_sample_size
 from penstock.pack.recipes import apply_transform
 from penstock.pack.shard_file import ShardFile
 from penstock.pack.written_formats import checksum, prepare, stored_bytes, tail_bytes, with_key_field, written_format
+from penstock.pipeline import TokenBlocks
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.tracebacks import boundary
 
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 
     from penstock.index import ShardIndex, ShardRow
     from penstock.pack.progress import PackListener
+    from penstock.pipeline import Pipeline
     from penstock.pipeline.factories import ConnectionOptions
+
+_BATCH_TOKENS = 1 << 18
+"""Tokens that the loader hands over at a time."""
 
 
 class ShardSequence:
@@ -379,3 +385,28 @@ def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
     if options.specs is not None:
         fields = select_fields(fields, options.specs, key)
     return {"__key__": key, **fields}
+
+
+class TokenRows:
+    """Blocks as samples to pack: ``{"tokens": dtype[length]}``.
+
+    Args:
+        pipeline: A pipeline that ends with ``token_blocks``.
+        processes: Number of worker processes that tokenise; 0 tokenises in threads.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, processes: int) -> None:
+        stage = pipeline.stage(TokenBlocks)
+        assert stage is not None
+        self._names = stage.names
+        self._pipeline = pipeline.batch(max(1, _BATCH_TOKENS // stage.length))
+        self._processes = processes
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        # an index that appears between two runs would change the order, and with it what a run that goes on replays
+        with Loader(
+            self._pipeline, index="stream", processes=self._processes, rank=0, world_size=1, agree=None
+        ) as loader:
+            for batch in loader:
+                for row in zip(*(batch[name] for name in self._names), strict=True):
+                    yield dict(zip(self._names, row, strict=True))

@@ -1,7 +1,7 @@
 """Frozen descriptions of what a loader is to do: see README.md in this folder."""
 
 from penstock.pipeline.arrays import Audio, Numpy
-from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget
+from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget, TokenBlocks
 from penstock.pipeline.dataset import Dataset
 from penstock.pipeline.factories import ConnectionOptions, mix, objects, shards
 from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
@@ -60,6 +60,7 @@ __all__ = [
     "Stage",
     "Take",
     "Text",
+    "TokenBlocks",
     "check_rereadable",
     "mix",
     "objects",

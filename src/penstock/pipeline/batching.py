@@ -1,4 +1,4 @@
-"""The stages that form batches: by number of samples, or by their size, such as tokens."""
+"""The stages that form batches: by number of samples, or by their size, such as tokens; and blocks of tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.tracebacks import function_name
 
 Oversize = Literal["raise", "alone", "drop"]
+_TOKEN_MAX = {"int64": (1 << 63) - 1, "int32": (1 << 31) - 1, "uint32": (1 << 32) - 1, "uint16": (1 << 16) - 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,49 @@ class SizeBudget:
         self._longest = self._total = size
         self.samples = 1
         return "new"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBlocks:
+    """Concatenates the tokens of documents, and cuts them into blocks.
+
+    Attributes:
+        length: Number of tokens in a block, at least 1.
+        field: The field of a document that holds its tokens.
+        separator: Token that follows each document; None adds none.
+        position_ids: Whether a block has ``position_ids``, which count from 0 in each document and block.
+        pad: Token that fills the last block of an epoch; None leaves out what does not fill a block.
+        dtype: Dtype of the tokens in a block.
+    """
+
+    length: int
+    field: str = "tokens"
+    separator: int | None = None
+    position_ids: bool = False
+    pad: int | None = None
+    dtype: str = "int64"
+
+    def __post_init__(self) -> None:
+        check_whole(".token_blocks length", self.length, 1)
+        if not isinstance(self.field, str) or not self.field:
+            raise ConfigError(f".token_blocks(field={self.field!r}) must be the name of the field with the tokens")
+        if self.dtype not in _TOKEN_MAX:
+            raise ConfigError(f".token_blocks(dtype={self.dtype!r}) must be one of {', '.join(_TOKEN_MAX)}")
+        for name, token in (("separator", self.separator), ("pad", self.pad)):
+            if token is not None:
+                check_whole(f".token_blocks {name}", token, 0, _TOKEN_MAX[self.dtype])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of a block."""
+        return (self.field, "position_ids") if self.position_ids else (self.field,)
+
+    def __repr__(self) -> str:
+        options = "" if self.separator is None else f", separator={self.separator}"
+        options += ", position_ids=True" if self.position_ids else ""
+        options += "" if self.pad is None else f", pad={self.pad}"
+        options += "" if self.dtype == "int64" else f", dtype={self.dtype!r}"
+        return f".token_blocks({self.length}, field={self.field!r}{options})"
 
 
 def names_of(fields: object, what: str) -> tuple[str, ...]:

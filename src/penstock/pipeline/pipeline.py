@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from penstock import bindings
 from penstock.errors import ConfigError
-from penstock.pipeline.batching import Batch, BatchBySize, Oversize, names_of, padding_of
+from penstock.pipeline.batching import Batch, BatchBySize, Oversize, TokenBlocks, names_of, padding_of
 from penstock.pipeline.mixing import flattened
 from penstock.pipeline.source import Sequential
 from penstock.pipeline.stages import (
@@ -184,6 +184,42 @@ class Pipeline:
         chosen = None if fields is None else names_of(fields, ".join(fields=)")
         return self._then(Join(other, on, chosen, missing, bytes_max))
 
+    def token_blocks(
+        self,
+        length: int,
+        *,
+        field: str = "tokens",
+        separator: int | None = None,
+        position_ids: bool = False,
+        pad: int | None = None,
+        dtype: Literal["int64", "int32", "uint32", "uint16"] = "int64",
+    ) -> Pipeline:
+        """Concatenate the tokens of the samples, in their order, and cut them into blocks of `length` tokens.
+
+        Blocks take the place of samples in ``batch``: ``{"tokens": int64[B, length]}``. Their ``__key__`` is that of the
+        document in which they begin. A state lies between two blocks, in the middle of a document if need be; as after
+        ``flat_map``, each rank resumes its own state at the same world size, and on several ranks ``Loader(agree=)`` is needed.
+
+        Args:
+            length: Number of tokens in a block, at least 1.
+            field: Field that holds a document's tokens, a list or an array of whole numbers. The other fields are dropped.
+            separator: Token that follows each document that has tokens, usually the end of a text; None adds none.
+            position_ids: Whether blocks have ``position_ids``, int64[length], which begin at 0 in each document and block;
+                ``penstock.cu_seqlens`` makes the bounds of documents for attention from them.
+            pad: Token that fills the last block of an epoch on each rank; None leaves out the tokens that do not fill one.
+            dtype: Dtype of the tokens.
+
+        Raises:
+            ConfigError: An argument is out of bounds, or the pipeline already has ``token_blocks`` or batches.
+
+        Cost: a few µs for each document besides its tokeniser, and one copy of the tokens.
+        """
+        self._check_known((field,), "token_blocks")
+        stage = TokenBlocks(
+            length=length, field=field, separator=separator, position_ids=position_ids, pad=pad, dtype=dtype
+        )
+        return self._then(stage, once=True)
+
     def evaluate(self) -> Pipeline:
         """Return the same pipeline for evaluation: in stored order, every sample exactly once over all ranks.
 
@@ -341,6 +377,8 @@ class Pipeline:
                 names = None if stage.fields is None else tuple(name for name, _ in stage.fields)
             elif isinstance(stage, FlatMap):
                 names = None
+            elif isinstance(stage, TokenBlocks):
+                names = stage.names
             elif isinstance(stage, Join):
                 names = None if names is None or stage.fields is None else (*names, *stage.fields)
         return names
@@ -355,6 +393,10 @@ class Pipeline:
         name = "batch_by_size" if isinstance(stage, BatchBySize) else _snake(type(stage).__name__)
         if self.stage(Batch) is not None or self.stage(BatchBySize) is not None:
             raise ConfigError(f"{self!r}: .{name}() must come before .batch(), the last stage")
+        if self.stage(TokenBlocks) is not None and not isinstance(
+            stage, Shuffle | Take | Evaluate | TokenBlocks | Batch
+        ):
+            raise ConfigError(f"{self!r}: .{name}() must come before .token_blocks()", hint="then .batch()")
         if once and self.stage(type(stage)) is not None:
             raise ConfigError(f"{self!r} already has a .{name}(), and may have only one")
         return Pipeline(self.source, (*self.stages, stage))
@@ -379,7 +421,7 @@ def check_part(part: object, what: str) -> None:
     if not isinstance(part, Pipeline):
         raise ConfigError(f"{what}() takes pipelines, not {part!r}", hint="ps.shards(url)")
     check_rereadable(part, what)
-    for kind in (Shuffle, Take, Evaluate, Batch, BatchBySize):
+    for kind in (Shuffle, Take, Evaluate, TokenBlocks, Batch, BatchBySize):
         if part.stage(kind) is not None:
             raise ConfigError(
                 f"{what}() of {part!r}: .{_snake(kind.__name__)}() must come after {what}()",

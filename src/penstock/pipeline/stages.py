@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
-from penstock.pipeline.batching import Batch, BatchBySize
+from penstock.pipeline.batching import Batch, BatchBySize, TokenBlocks
 from penstock.pipeline.fields import OBJECT, Field, Spec
 from penstock.pipeline.functions import check_function, takes_rng
 from penstock.redaction import public_url
@@ -245,7 +245,9 @@ class Evaluate:
         return ".evaluate()"
 
 
-Stage: TypeAlias = Shuffle | Decode | Map | Filter | FlatMap | Select | Take | Join | Evaluate | Batch | BatchBySize
+Stage: TypeAlias = (
+    Shuffle | Decode | Map | Filter | FlatMap | Select | Take | Join | Evaluate | TokenBlocks | Batch | BatchBySize
+)
 
 
 def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec], ...] | None:

@@ -1,4 +1,4 @@
-"""Builders of batches where stages change the number of samples: ``filter(refill=True)``, ``flat_map``, ``batch_by_size``.
+"""Builders of batches where stages change the number of samples, such as ``flat_map``, ``token_blocks`` and ``batch_by_size``.
 
 The row of a sample is not known before all samples ahead of it have been decoded. So the decode threads return lists of
 values, and the reader thread puts these values into rows, in order. What does not fit into a batch goes into the next one.
@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import DecodeError
 from penstock.loader.batches.run import OpenBatch
+from penstock.loader.batches.token_blocks import TransformOutput, cut_blocks
 from penstock.loader.position import RebatchedPosition
 from penstock.pipeline import BatchBySize
 from penstock.samples.columns import Layout
@@ -33,24 +34,6 @@ if TYPE_CHECKING:
 
 TASK_SAMPLES_MAX = 16
 TASKS_PER_THREAD = 3
-
-
-class TransformOutput(NamedTuple):
-    """One sample that came out of the stages.
-
-    Attributes:
-        values: Values by name.
-        key: Key of the stored sample that it was made of.
-        url: URL of the shard of that sample.
-        position: Position of that sample in the order of the job.
-        after: Position after this output.
-    """
-
-    values: Mapping[str, Any]
-    key: str
-    url: str
-    position: int
-    after: RebatchedPosition
 
 
 class _Task:
@@ -72,12 +55,12 @@ class Rebatcher(ABC):
 
     Args:
         run: Run whose batches this builder makes.
-        skip_count: Number of outputs at the beginning that were handed out before.
+        begin: Position at which the batches go on; None is the beginning of the epoch.
     """
 
-    def __init__(self, run: EpochRun, *, skip_count: int) -> None:
+    def __init__(self, run: EpochRun, *, begin: RebatchedPosition | None) -> None:
         self._run = run
-        self._skip_count = skip_count
+        self._skip_count, self._skip_tokens = (0, 0) if begin is None else begin[1:]
         self._layout: Layout | None = None
         self._by_size = run.plan.batch if isinstance(run.plan.batch, BatchBySize) else None
 
@@ -91,7 +74,10 @@ class Rebatcher(ABC):
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
         before: RebatchedPosition | None = None
-        for output in islice(self._outputs(), self._skip_count, None):
+        outputs: Iterator[TransformOutput] = islice(self._outputs(), self._skip_count, None)
+        if self._run.plan.token_blocks is not None:
+            outputs = cut_blocks(outputs, self._run.plan.token_blocks, skip_tokens=self._skip_tokens)
+        for output in outputs:
             if self._run.stopping:
                 return
             if budget is None:
@@ -147,11 +133,11 @@ class LocalRebatcher(Rebatcher):
         run: Run whose batches this builder makes.
         feed: Samples of the epoch.
         epoch: Epoch number, from 0. With the seed and the position it determines a sample's random numbers.
-        skip_count: Number of outputs at the beginning that were handed out before.
+        begin: Position at which the batches go on; None is the beginning of the epoch.
     """
 
-    def __init__(self, run: EpochRun, feed: Feed, *, epoch: int, skip_count: int) -> None:
-        super().__init__(run, skip_count=skip_count)
+    def __init__(self, run: EpochRun, feed: Feed, *, epoch: int, begin: RebatchedPosition | None) -> None:
+        super().__init__(run, begin=begin)
         self._feed = feed
         self._random = ThreadRandom(seed=run.plan.seed, epoch=epoch)
 

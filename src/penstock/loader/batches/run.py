@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.position import Position
     from penstock.loader.statistics import Meter
-    from penstock.pipeline import Batch, BatchBySize
+    from penstock.pipeline import Batch, BatchBySize, TokenBlocks
     from penstock.samples.columns import Layout
     from penstock.samples.transform import SampleTransform
 
@@ -136,6 +136,7 @@ class RunPlan(NamedTuple):
         prefetch_batches: Number of batches that may wait for the training loop, whatever their size.
         prefetch_bytes: Total size in bytes up to which more batches than that may wait.
         seed: Seed of the random numbers of samples.
+        token_blocks: How the outputs of the stages become blocks of tokens, which are then the samples of batches.
         in_order: Whether batches are handed out in order; otherwise whichever is complete first.
     """
 
@@ -147,6 +148,7 @@ class RunPlan(NamedTuple):
     prefetch_batches: int
     prefetch_bytes: int
     seed: int
+    token_blocks: TokenBlocks | None = None
     in_order: bool = True
 
 

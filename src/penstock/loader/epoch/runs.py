@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
 from penstock.loader.batches.run import EpochRun
 from penstock.loader.lanes.feed import OpenedFeed, SelectedBatchesFeed
-from penstock.loader.position import RebatchedPosition, feed_position, skip_count
+from penstock.loader.position import feed_position, rebatched_position
 from penstock.loader.statistics import Meter
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.loader.epoch.batch_sources import BatchRun
     from penstock.loader.lanes.feed import Feed
     from penstock.loader.plan.loader_plan import LoaderPlan
-    from penstock.loader.position import Position
+    from penstock.loader.position import Position, RebatchedPosition
     from penstock.loader.workers.process_pool import ProcessPool
     from penstock.loader.workers.process_run import ProcessRun
     from penstock.loader.workers.row_assignment import Division
@@ -96,13 +96,12 @@ def rebatch_in_processes(request: EpochRequest, workers: WorkerOptions) -> Opene
     """A run in which worker processes decode, and a thread makes batches of the stages' outputs."""
     from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
 
-    plan, skipped_count = request.plan, skip_count(request.position)
     run_plan = block_plan(request.run_plan)
-    batching = plan.read_batching._replace(global_size=run_plan.batch_size * plan.world_size)
+    batching = request.plan.read_batching._replace(global_size=run_plan.batch_size * request.plan.world_size)
     division, run = _start_workers(request, workers, run_plan, batching)
     blocks = Blocks(run, batches=division.batches, begin=division.begin)
-    rebatching = rebatching_run(request.run_plan, blocks, skip_count=skipped_count, meter=request.meter)
-    return OpenedRun(rebatching, None, RebatchedPosition(division.begin, skipped_count))
+    begin = rebatched_position(request.position, division.begin)
+    return OpenedRun(rebatching_run(request.run_plan, blocks, begin=begin, meter=request.meter), None, begin)
 
 
 def _start_workers(
@@ -144,10 +143,10 @@ def run_in_threads(request: EpochRequest) -> OpenedRun:
 
 def rebatch_in_threads(request: EpochRequest) -> OpenedRun:
     """A run whose threads make batches of the stages' outputs. It makes all batches, even for a stride."""
-    plan, skipped_count = request.plan, skip_count(request.position)
+    plan = request.plan
     feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
-    position = RebatchedPosition(feed.position(), skipped_count)
-    return OpenedRun(thread_run(request, feed, is_counted=False, skipped_count=skipped_count), None, position)
+    begin = rebatched_position(request.position, feed.position())
+    return OpenedRun(thread_run(request, feed, is_counted=False, begin=begin), None, begin)
 
 
 def thread_run(
@@ -156,7 +155,7 @@ def thread_run(
     *,
     is_counted: bool,
     in_order: bool = True,
-    skipped_count: int = 0,
+    begin: RebatchedPosition | None = None,
 ) -> EpochRun:
     """A run of threads over a feed.
 
@@ -165,13 +164,13 @@ def thread_run(
         feed: Samples of the batches; it is closed with the run.
         is_counted: Whether an index determines the number of batches; `feed` then ends where the last of them does.
         in_order: Whether batches are handed out in order; otherwise whichever is complete first.
-        skipped_count: Number of outputs of the stages at the beginning that were handed out before.
+        begin: Position at which batches of the stages' outputs go on; None is the beginning of the epoch.
     """
     drop_last = request.run_plan.drop_last and not is_counted
     return EpochRun(
         request.run_plan._replace(in_order=in_order, drop_last=drop_last),
         reads=feed,
-        builder=_builder(request, feed, skipped_count=skipped_count),
+        builder=_builder(request, feed, begin),
         meter=request.meter,
     )
 
@@ -203,12 +202,12 @@ def _open_feed(request: EpochRequest) -> OpenedFeed:
     return OpenedFeed(feed, batches)
 
 
-def _builder(request: EpochRequest, feed: Feed, *, skipped_count: int = 0) -> Callable[[EpochRun], BatchBuilder]:
+def _builder(request: EpochRequest, feed: Feed, begin: RebatchedPosition | None) -> Callable[[EpochRun], BatchBuilder]:
     plan, epoch = request.plan, request.epoch
     if plan.is_rebatched:
         from penstock.loader.batches.rebatching import LocalRebatcher
 
-        return lambda run: LocalRebatcher(run, feed, epoch=epoch, skip_count=skipped_count)
+        return lambda run: LocalRebatcher(run, feed, epoch=epoch, begin=begin)
     if plan.is_plain:
         return lambda run: RawBatchBuilder(run, feed)
     return lambda run: RowBatchBuilder(run, feed, epoch=epoch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take, TokenBlocks
 from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ def rebatches(pipeline: Pipeline) -> bool:
     """Whether stages change the number of samples, so that what comes out of them fills the batches."""
     stages = [stage for leaf in pipeline.flat().leaves for stage in leaf.stages]
     return any(
-        isinstance(stage, FlatMap | BatchBySize) or (isinstance(stage, Filter) and stage.refill) for stage in stages
+        isinstance(stage, FlatMap | TokenBlocks | BatchBySize) or (isinstance(stage, Filter) and stage.refill)
+        for stage in stages
     )
 
 
 def row_bytes(pipeline: Pipeline) -> int | None:
     """Size of a sample in a batch, in bytes; None if the stages alone do not tell."""
+    if (blocks := pipeline.stage(TokenBlocks)) is not None:
+        return blocks.length * (np.dtype(blocks.dtype).itemsize + 8 * blocks.position_ids)
     specs = SampleTransform(pipeline.flat().leaves[0]).specs()
     if specs is None or any(spec.dtype == "object" for spec in specs.values()):
         return None

@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.batches.rebatching import Rebatcher, TransformOutput
+from penstock.loader.batches.rebatching import Rebatcher
 from penstock.loader.batches.run import EpochRun
+from penstock.loader.batches.token_blocks import TransformOutput
 from penstock.loader.position import REBATCHED_SAMPLES_MAX, IndexPosition, RebatchedPosition, StreamPosition
 from penstock.loader.workers.messages import RemoteError
 from penstock.pipeline import Batch
@@ -133,11 +134,11 @@ class RemoteRebatcher(Rebatcher):
     Args:
         run: Run whose batches this builder makes.
         blocks: Blocks of outputs, in order.
-        skip_count: Number of outputs at the beginning that were handed out before.
+        begin: Position at which the batches go on.
     """
 
-    def __init__(self, run: EpochRun, blocks: Blocks, *, skip_count: int) -> None:
-        super().__init__(run, skip_count=skip_count)
+    def __init__(self, run: EpochRun, blocks: Blocks, *, begin: RebatchedPosition) -> None:
+        super().__init__(run, begin=begin)
         self._blocks = blocks
 
     def _outputs(self) -> Iterator[TransformOutput]:
@@ -154,11 +155,11 @@ class RemoteRebatcher(Rebatcher):
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
-def rebatching_run(plan: RunPlan, blocks: Blocks, *, skip_count: int, meter: Meter) -> EpochRun:
+def rebatching_run(plan: RunPlan, blocks: Blocks, *, begin: RebatchedPosition, meter: Meter) -> EpochRun:
     """The run in the training process: a reader thread that rebatches, and no decode threads."""
     return EpochRun(
         plan._replace(threads_count=0),
         reads=blocks,
-        builder=lambda run: RemoteRebatcher(run, blocks, skip_count=skip_count),
+        builder=lambda run: RemoteRebatcher(run, blocks, begin=begin),
         meter=meter,
     )
