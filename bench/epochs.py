@@ -299,9 +299,9 @@ def bucket() -> Iterator[tuple[Path, Path]]:
         yield root, root / BUCKET
 
 
-def pack(root: Path, driver: str, source: Path, target: Path) -> None:
+def pack(root: Path, driver: str, source: Path, target: Path, **options: Any) -> None:
     """Convert a folder of tars to the peer's own format with its own writer."""
-    client = Loads(driver, driver)
+    client = Loads(driver, driver, **options)
     try:
         client.start(Origin(root))
         client.ask({"do": "pack", "source": str(source), "target": str(target)})
@@ -334,6 +334,8 @@ def compare(
     turns: int,
     *,
     store: dict[str, Any] = STORE,
+    metrics: dict[str, Callable[[dict[str, Any]], float]] = METRICS,
+    checks: bool = True,
 ) -> Run:
     """Check every client once, then measure them in turn. Clients that fail are left out, with the reason in the record."""
     started = time.time()
@@ -344,11 +346,11 @@ def compare(
             "folder": str(root / BUCKET),
             "scratch": str(root / "scratch"),
         }
-        run = Run(question, origin, clients, METRICS, turns, tolerates=lambda client: not client.is_ours)
+        run = Run(question, origin, clients, metrics, turns, tolerates=lambda client: not client.is_ours)
         with run:
             run.turns(
                 lambda client: client.measured(samples, job),
-                warm=lambda client: _noted(client, samples, job),
+                warm=(lambda client: _noted(client, samples, job)) if checks else None,
             )
     print(f"{question}: {time.time() - started:.0f} s", file=sys.stderr)
     return run

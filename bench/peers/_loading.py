@@ -191,6 +191,28 @@ def serve(make: Callable[..., Any]) -> None:
     os._exit(0)  # a client's own threads must not hold the process
 
 
+def block_of(image: bytes, label: int) -> Any:
+    """A block of tokens, uint16[2 + tokens]: the sample's number in two of them, and its bytes."""
+    import numpy as np
+
+    return np.concatenate([np.array([label & 0xFFFF, label >> 16], "u2"), np.frombuffer(image, "u2")])
+
+
+def of_blocks(blocks: Any) -> Batch:
+    """The samples of a batch of such blocks, uint16[B, 2 + tokens]."""
+    return [row[2:].tobytes() for row in blocks], (blocks[:, 0] + (blocks[:, 1].astype("i8") << 16)).tolist()
+
+
+def begun(loader: Any, job: dict[str, Any]) -> Iterator[Any]:
+    """The batches of a loader with ``state_dict``, which saves its state and goes on from one as the job says."""
+    if job.get("resume"):
+        loader.load_state_dict(json.loads(Path(job["state"]).read_text()))
+    for count, batch in enumerate(loader, start=1):
+        if count == job.get("state_at"):
+            Path(job["state"]).write_text(json.dumps(loader.state_dict()))
+        yield batch
+
+
 class Plain:
     """Nothing to prepare, nothing to finish."""
 

@@ -12,7 +12,7 @@ import penstock as ps
 class Penstock(_checkpoints.Checkpoints):
     """Saves and loads with the defaults, or with `mmap`."""
 
-    packages = ("torch", "penstock")
+    packages = ("torch", "penstock-data")
 
     def __init__(self, *, mmap: bool = False, **options: Any) -> None:
         super().__init__(**options)

@@ -8,7 +8,7 @@ import penstock
 
 
 class Penstock:
-    packages = ("penstock", "pycurl")
+    packages = ("penstock-data", "pycurl")
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import penstock
 
 
 class Penstock(FileSystemWork):
-    packages = ("penstock", "fsspec")
+    packages = ("penstock-data", "fsspec")
 
     def __init__(self, *, url: str, bucket: str, ca: str | None) -> None:
         files = penstock.fsspec.PenstockS3FileSystem(endpoint_url=url, region=REGION, key=ACCESS_KEY, secret=SECRET_KEY)

@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 class GatewayReader(_loading.Plain):
     """`way` is ``direct`` (the tars themselves) or ``records``; a job names the endpoint and the keys."""
 
-    packages = ("tensorflow-cpu", "penstock")
+    packages = ("tensorflow-cpu", "penstock-data")
 
     def __init__(self, *, url: str, bucket: str, way: str) -> None:
         self.url, self.bucket, self.way = url, bucket, way

@@ -12,6 +12,7 @@ import _loading
 import litdata
 import torch
 from litdata.streaming import downloader
+from litdata.streaming.item_loader import TokensLoader
 
 
 def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -38,41 +39,64 @@ class ByNumber(torch.utils.data.Dataset[Any]):
 class LitData:
     """`workers` of its StreamingDataLoader; `by_number`, of a DataLoader that shuffles and asks for ``dataset[i]``.
 
-    `keep`: what it has copied stays, so that later epochs are warm.
+    `keep`: what it has copied stays, so that later epochs are warm. `block`: of so many tokens.
     """
 
     packages = ("litdata", "torch")
 
     def __init__(
-        self, *, url: str, bucket: str, workers: int = 8, by_number: bool = False, keep: bool = False, **dataset: Any
+        self,
+        *,
+        url: str,
+        bucket: str,
+        workers: int = 8,
+        by_number: bool = False,
+        keep: bool = False,
+        block: int = 0,
+        **dataset: Any,
     ) -> None:
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no option for it, and a plain URL hangs
         self.url, self.bucket, self.workers, self.dataset = url, bucket, workers, dataset
         self.by_number = by_number
         self.cache: str | None = None
         self.keep = keep
+        self.block = block
 
     def pack(self, source: str, target: str) -> None:
         """64 MB a chunk, its usual size; or `target` says how many samples."""
         from litdata.streaming.cache import Cache
 
         count = Path(target).name.partition("-of-")[2]
-        cache = Cache(target, **({"chunk_size": int(count)} if count else {"chunk_bytes": "64MB"}))
-        for index, (image, label) in enumerate(_loading.tar_samples(source)):
-            cache[index] = {"image": image, "label": label}
+        if self.block:
+            cache = Cache(target, chunk_bytes="64MB", item_loader=TokensLoader(self.block))
+            for index, (image, label) in enumerate(_loading.tar_samples(source)):
+                cache[index] = torch.from_numpy(_loading.block_of(image, label))
+        else:
+            cache = Cache(target, **({"chunk_size": int(count)} if count else {"chunk_bytes": "64MB"}))
+            for index, (image, label) in enumerate(_loading.tar_samples(source)):
+                cache[index] = {"image": image, "label": label}
         cache.done()
         cache.merge()
 
     def prepare(self, job: dict[str, Any]) -> None:
         if self.keep and self.cache:
             return
-        self.cache = tempfile.mkdtemp(prefix="penstock-litdata-", dir=job["scratch"])
+        if self.block and "state" in job:
+            self.cache = f"{job['scratch']}/litdata"  # a state names the cache, and no other one may be used
+        else:
+            self.cache = tempfile.mkdtemp(prefix="penstock-litdata-", dir=job["scratch"])
 
     def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
         dataset = litdata.StreamingDataset(
             f"s3://{self.bucket}/{job['litdata']}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
             storage_options={"endpoint_url": self.url}, drop_last=False, **self.dataset,
+            **({"item_loader": TokensLoader(self.block)} if self.block else {}),
         )  # fmt: skip
+        if self.block:
+            loader = litdata.StreamingDataLoader(dataset, batch_size=job["batch"], num_workers=self.workers)
+            for batch in _loading.begun(loader, job):
+                yield _loading.of_blocks(batch.numpy())
+            return
         if self.by_number:
             loader = torch.utils.data.DataLoader(
                 ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=as_lists

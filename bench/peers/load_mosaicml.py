@@ -11,7 +11,8 @@ from typing import Any
 
 import _loading
 import _without_torchvision  # noqa: F401 - before streaming
-from streaming import MDSWriter, StreamingDataset
+import numpy as np
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
@@ -20,19 +21,33 @@ def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
     return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
 
 
+def as_blocks(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"tokens": np.stack([sample["tokens"] for sample in samples])}
+
+
 class Mosaic:
-    """`workers` of the DataLoader; `keep`: what it has copied stays, so that later epochs are warm."""
+    """`workers` of the DataLoader; `keep`: what it has copied stays, so later epochs are warm; `block`: of so many tokens."""
 
     packages = ("mosaicml-streaming", "torch")
 
-    def __init__(self, *, url: str, bucket: str, workers: int = 8, keep: bool = False, **dataset: Any) -> None:
+    def __init__(
+        self, *, url: str, bucket: str, workers: int = 8, keep: bool = False, block: int = 0, **dataset: Any
+    ) -> None:
         os.environ["S3_ENDPOINT_URL"] = url
         self.bucket, self.workers, self.dataset = bucket, workers, dataset
         self.local: str | None = None
         self.keep = keep
+        self.block = block
 
     def pack(self, source: str, target: str) -> None:
         """64 MiB a shard, its usual size; or as many bytes as `target`'s name says."""
+        if self.block:
+            with MDSWriter(
+                out=target, columns={"tokens": f"ndarray:uint16:{self.block}"}, size_limit=1 << 26
+            ) as writer:
+                for image, label in _loading.tar_samples(source):
+                    writer.write({"tokens": _loading.block_of(image, label)})
+            return
         size = Path(target).name.partition("-of-")[2]
         columns = {"image": "bytes", "label": "int"}
         with MDSWriter(out=target, columns=columns, size_limit=int(size or 1 << 26)) as writer:
@@ -50,6 +65,13 @@ class Mosaic:
             remote=f"s3://{self.bucket}/{job['mosaicml']}", local=f"{self.local}/copy", batch_size=job["batch"],
             shuffle=bool(job.get("shuffle")), **self.dataset,
         )  # fmt: skip
+        if self.block:
+            loader = StreamingDataLoader(
+                dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_blocks
+            )
+            for batch in _loading.begun(loader, job):
+                yield _loading.of_blocks(batch["tokens"])
+            return
         yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
 
     def finish(self) -> None:

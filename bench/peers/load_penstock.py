@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import socket
@@ -15,7 +14,6 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Self
 
 import _decoders
@@ -34,7 +32,7 @@ class Penstock:
     `mount`: a folder to read instead of the bucket.
     """
 
-    packages = ("penstock", "numpy")
+    packages = ("penstock-data", "numpy")
 
     def __init__(self, *, url: str, bucket: str, mode: str = "loader", mount: str = "", **loader: Any) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
@@ -68,21 +66,21 @@ class Penstock:
         pipeline = source(urls, **self.connection)
         if job.get("shuffle"):
             pipeline = pipeline.shuffle(window=job["shuffle"], seed=job.get("seed", 0))
+        if job.get("documents"):
+            pipeline = pipeline.token_blocks(job["block"], dtype="uint16")
         if job.get("decode"):
             labels = [] if job.get("objects") else [ps.Integer(job["label"])]
             pipeline = pipeline.decode(ps.Image(name, height=_decoders.SIDE, width=_decoders.SIDE), *labels)
         return pipeline.batch(job["batch"], drop_last=False)
 
     def _load(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
-        name, count = job["image"], 0
+        name = job["image"]
         with Loader(self.pipeline(job), **self.loader) as loader:
-            if job.get("resume"):
-                loader.load_state_dict(json.loads(Path(job["state"]).read_text()))
-            for batch in loader:
-                count += 1
-                if count == job.get("state_at"):
-                    Path(job["state"]).write_text(json.dumps(loader.state_dict()))
-                yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
+            for batch in _loading.begun(loader, job):
+                if job.get("block"):
+                    yield _loading.of_blocks(batch["tokens"])
+                else:
+                    yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
                 del batch
 
     def _by_number(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:

@@ -16,7 +16,7 @@ from load_s3torchconnector import Connector  # noqa: E402 - it imports the name 
 class Changed(Connector):
     """The driver's own class; only the packages are others."""
 
-    packages = ("penstock", "torch")
+    packages = ("penstock-data", "torch")
 
 
 if __name__ == "__main__":
