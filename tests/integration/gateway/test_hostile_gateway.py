@@ -330,6 +330,7 @@ class Cut(Stored):
 
     body = bytes(range(256)) * 6250
     is_mended = False
+    is_chunked = False
 
     def do_GET(self) -> None:
         if self.command == "HEAD" or "list-type" in self.path:
@@ -343,7 +344,11 @@ class Cut(Stored):
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
             data = data[first : last + 1]
         self.send_header("ETag", '"1-1"')
-        self.send_header("Content-Length", str(len(data)))
+        if self.is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+        else:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
@@ -389,13 +394,14 @@ COPY = """
 
 
 @pytest.mark.parametrize("how", ["read", "pieces"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
 @pytest.mark.parametrize("cache", ['"none"', '"cache:100MB,free_ratio_min=0"'], ids=["none", "cache"])
 def test_nothing_is_made_of_a_source_that_is_cut(
-    start: Start, tmp_path: Path, serve: Any, how: str, cache: str
+    start: Start, tmp_path: Path, serve: Any, how: str, is_chunked: bool, cache: str
 ) -> None:
     """If GET and HEAD state two sizes for one ETag, reading fails and nothing is kept; later the whole object is read."""
     (tmp_path / "copied.py").write_text(textwrap.dedent(COPY))
-    answers = type("Answers", (Cut,), {})
+    answers = type("Answers", (Cut,), {"is_chunked": is_chunked})
     text = textwrap.dedent(CUT.replace("copy.py", "copied.py").replace("copy:", "copied:"))
     (tmp_path / "gateway.toml").write_text(text.format(url=serve(answers), folder=tmp_path, how=how, cache=cache))
     gateway = start("--config", str(tmp_path / "gateway.toml"))

@@ -157,8 +157,8 @@ class UpstreamBucket:
         """Return the object that an answer describes.
 
         Raises:
-            ProtocolError: The answer states another size of the version than a HEAD did. Of what is made of such a
-                source, nobody would notice that it is cut.
+            ProtocolError: The answer, which may be chunked, has another size of the version than a HEAD stated. Of what is
+                made of such a source, nobody would notice that it is cut.
         """
         described = self._described.get(info.key)
         claim = None if described is None else (described.etag, described.size_bytes)

@@ -70,13 +70,15 @@ class VersionReader(io.RawIOBase):
     def _opened(self) -> ObjectReader:
         if self._file is None:
             file = ObjectReader(self._store, self._source.stored_key, etag=self._source.etag)
-            if file.size_bytes != self.size_bytes:  # by a cut answer, a short result would be made
-                raise ProtocolError(
-                    f"the source {self.key} has {file.size_bytes} bytes, not {self.size_bytes} as before"
-                )
+            self._check_size(file.size_bytes)
             self._file = file
             file.seek(self._position)
         return self._file
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Refuse a source whose size is not that of the version: of a cut answer, a short result would be made."""
+        if size_bytes != self.size_bytes:
+            raise ProtocolError(f"the source {self.key} has {size_bytes} bytes, not {self.size_bytes} as before")
 
     def _is_at_end(self) -> bool:
         self._check()
@@ -134,6 +136,7 @@ class VersionReader(io.RawIOBase):
         return self._pieces(parts, SourceChecksum.of(self.headers) if span.start == 0 else None)
 
     def _pieces(self, parts: Iterator[Chunk], checksum: SourceChecksum | None) -> Iterator[memoryview]:
+        end = self.tell()
         try:
             for chunk in parts:
                 self._check()
@@ -145,6 +148,7 @@ class VersionReader(io.RawIOBase):
                     checksum.update(data, is_last=end == self.size_bytes)
                 yield data
                 del data
+            self._check_size(end)
         finally:
             close = getattr(parts, "close", None)
             if close is not None:
