@@ -171,16 +171,20 @@ class Selection:
     def leaves_out(self, key: Key) -> bool:
         """Return whether this machine has something at `key`, relative to ``prefix``, although listings leave it out.
 
-        Such are links that lead nowhere, pipes, devices, what may not be looked at, and files that are new.
+        Such are links that lead nowhere, what may lie below them, pipes, devices, what may not be looked at, and files that are
+        new.
         """
         if self.location.path is None:
             return False
         path = self.location.root_path / (self.prefix + key)
-        try:
-            path.lstat()
-        except (OSError, ValueError) as error:
-            return isinstance(error, OSError) and error.errno not in _NO_SUCH_NAME
-        return not path.is_dir()
+        for each in (path, *path.parents):
+            try:
+                each.lstat()
+                return not (each.is_dir() or (each != path and each.is_file()))
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_SUCH_NAME:
+                    return True
+        return False
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         self.count = self._left_out_count = 0

@@ -119,18 +119,22 @@ def test_a_failed_copy_deletes_nothing(memory: MemoryStore, tmp_path: Path, caps
 def test_what_the_source_names_but_cannot_copy_is_not_deleted(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A link that leads nowhere or to itself, and a pipe, keep the object of their name, and the command says so."""
+    """A link that leads nowhere or to itself, and a pipe, keep the objects of their name and below, and the command says so."""
     write(tmp_path, {"a": b"a"})
     (tmp_path / "b").symlink_to("nowhere")
+    (tmp_path / "disk").symlink_to("not-mounted/images")
     (tmp_path / "other").symlink_to("other")
     (tmp_path / "x").mkdir()
     os.mkfifo(tmp_path / "x" / "c.tmp")
     memory.write("d/other", b"o")
     memory.write("d/x", b"a directory in the source")
+    memory.write("d/a/x", b"a file in the source")
+    memory.write("d/disk/1", b"1")
+    memory.write("d/disk/y/2", b"2")
     for options in (["--dry-run"], []):
         assert run(["sync", "--delete", *options, str(tmp_path), url(memory, "d/")]) == 0
-        assert f"3 objects are not deleted, such as {url(memory, 'd/b')}, because SRC" in capsys.readouterr().err
-    assert keys(memory, "d/") == ["d/a", "d/b", "d/other", "d/x/c.tmp"]
+        assert f"5 objects are not deleted, such as {url(memory, 'd/b')}, because SRC" in capsys.readouterr().err
+    assert keys(memory, "d/") == ["d/a", "d/b", "d/disk/1", "d/disk/y/2", "d/other", "d/x/c.tmp"]
 
 
 @pytest.mark.parametrize(("source", "target"), [("d/x/", "d/"), ("d/", "d/x/"), ("d/", "d/"), ("d/x/*", "d/")])
