@@ -223,6 +223,27 @@ def test_sync_deletes_nothing_when_a_listing_is_in_no_order(
     assert b"not in the order of its keys" in ended.stderr
 
 
+@pytest.mark.parametrize("target", ["folder", "bucket"])
+def test_sync_deletes_nothing_after_a_listing_that_lacks_keys(
+    faulty: FaultyServer, at_faulty: Callable[..., Any], tmp_path: Path, target: str
+) -> None:
+    """If the source has what its listing lacked, nothing is deleted, and the command fails."""
+    faulty.objects["other/extra"] = b"x"
+    (tmp_path / "extra").write_bytes(b"x")
+    for number in range(40):
+        faulty.objects[f"d/{number:02}"] = faulty.objects[f"other/{number:02}"] = b"x"
+        (tmp_path / f"{number:02}").write_bytes(b"x")
+    faulty.fail("incomplete_listing", match=lambda request: request.query.get("prefix") == "d/", times=None)
+    end = str(tmp_path) if target == "folder" else "s3://bucket/other/"
+    for options in (["--dry-run"], []):
+        ended = at_faulty("sync", "--delete", *options, "s3://bucket/d/", end)
+        assert (ended.returncode, len(tree(tmp_path)), len(faulty.objects)) == (1, 41, 81)
+        assert b"s3://bucket/d/00" in ended.stderr
+    faulty.heal()
+    assert at_faulty("sync", "--delete", "s3://bucket/d/", end).returncode == 0
+    assert (len(tree(tmp_path)), len(faulty.objects)) == ((40, 81) if target == "folder" else (41, 80))
+
+
 def test_sync_knows_its_source_under_other_keys(faulty: FaultyServer) -> None:
     """Nested folders of one bucket are refused, whoever asks for them; those of equal name at two endpoints are not."""
     for key in ("d/a", "d/x/b"):

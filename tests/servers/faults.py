@@ -70,6 +70,7 @@ KINDS: dict[str, str] = {
     "complete_error": "InternalError inside the 200 of a CompleteMultipartUpload",
     "truncated_listing": "XML of a listing that ends in the middle, consistently announced",
     "reversed_listing": "a page of a listing whose keys are in the opposite order",
+    "incomplete_listing": "a page of a listing without its first half",
 }
 """Every way to misbehave. A test demands that each is tested."""
 
@@ -87,7 +88,7 @@ def applies(kind: str, request: Request) -> bool:
             return request.is_read and request.span is not None
         case "complete_error":
             return request.is_complete
-        case "truncated_listing" | "reversed_listing":
+        case "truncated_listing" | "reversed_listing" | "incomplete_listing":
             return request.is_list
     return True
 

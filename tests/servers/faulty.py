@@ -330,9 +330,10 @@ class FaultyServer:
                 response.body = bytes(body)
             case "truncated_listing":
                 response.body = response.body[: len(response.body) // 2]
-            case "reversed_listing":
+            case "reversed_listing" | "incomplete_listing":
                 rows = re.findall(rb"<Contents>.*?</Contents>", response.body)
-                response.body = response.body.replace(b"".join(rows), b"".join(reversed(rows)))
+                listed = rows[::-1] if fault.kind == "reversed_listing" else rows[len(rows) // 2 :]
+                response.body = response.body.replace(b"".join(rows), b"".join(listed))
         return response
 
     def _head(self, response: Response, length: int | None, *, chunked: bool = True) -> bytes:

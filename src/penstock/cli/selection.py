@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.errors import ObjectMissingError, ProtocolError
+from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError, ProtocolError
 from penstock.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
+from penstock.store.inflight import InFlight
+from penstock.types import Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.cli.options import StoreLocation, Stores
     from penstock.types import Key, ObjectInfo
 
+
+LOOKED_UP_MAX = 1000
+"""Names for which ``check_absent`` asks the store."""
 
 _NO_SUCH_NAME = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
@@ -185,6 +191,40 @@ class Selection:
                 if isinstance(error, OSError) and error.errno not in _NO_SUCH_NAME:
                     return True
         return False
+
+    def check_absent(self, keys: Sequence[Key]) -> None:
+        """Check that the store has none of some keys, relative to ``prefix``, which its listing has not shown.
+
+        Of more than ``LOOKED_UP_MAX`` keys, at most so many are looked up, at equal distances: a listing that lacks objects
+        usually lacks a great part of them.
+
+        Raises:
+            ProtocolError: It has one of them.
+            StoreError: That cannot be found out.
+
+        Cost: One request for each, all at the same time; none if the store is a directory of this machine.
+        """
+        if self.location.path is not None:
+            return
+        looked_up: InFlight[Key] = InFlight(self.location.store)
+        try:
+            for key in keys[:: -(-len(keys) // LOOKED_UP_MAX) or 1]:
+                with suppress(ConfigError):  # the store cannot have such a key
+                    looked_up.submit(Head(self.prefix + key), self.prefix + key)
+            while looked_up:
+                key, completion = looked_up.wait()
+                if completion.error is None:
+                    raise ProtocolError(
+                        "the object exists, but the listing did not show it, so nothing is deleted",
+                        operation="LIST",
+                        url=self.location.store.describe(key),
+                        hint="try again if it is new; otherwise this server does not list all that it has",
+                    )
+                # Without the right to list everything, S3 refuses to say that an object is missing.
+                if not isinstance(completion.error, ObjectMissingError | AccessDeniedError):
+                    raise completion.error
+        finally:
+            looked_up.cancel()
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         self.count = self._left_out_count = 0

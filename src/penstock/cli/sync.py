@@ -58,6 +58,7 @@ def sync(
                 f"penstock: {len(plan.left_out)} objects are not deleted, such as {example}, because SRC has something of this "
                 "name that is not copied: a link that leads nowhere, a pipe or a device"
             )
+        selection.check_absent([key[len(plan.target_prefix) :] for key in plan.extras])
         extras = removable(plan.target, plan.extras)
         if dry_run:
             for key in extras:

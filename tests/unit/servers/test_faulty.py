@@ -282,10 +282,12 @@ def test_redirects(server: FaultyServer) -> None:
 
 
 def test_listing_and_complete_faults(server: FaultyServer) -> None:
-    """Listings end early or go backwards; a failed commit hides in a 200 and commits nothing."""
+    """Listings end early, go backwards or lack keys; a failed commit hides in a 200 and commits nothing."""
     keys = re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body)
     server.fail("reversed_listing")
     assert re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body) == keys[::-1] != keys
+    server.fail("incomplete_listing")
+    assert re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body) == keys[len(keys) // 2 :] != keys
     server.fail("truncated_listing")
     listing = ask(server, "?list-type=2")
     assert listing.status == 200
@@ -306,7 +308,8 @@ def test_listing_and_complete_faults(server: FaultyServer) -> None:
 def test_every_kind_is_tested() -> None:
     """No way to misbehave is without a test here."""
     elsewhere = {"drip", "wrong_range", "short_range", "ignore_range", "change", "redirect_self", "redirect"}
-    assert set(TRIED) | elsewhere | {"complete_error", "truncated_listing", "reversed_listing"} == set(KINDS)
+    listings = {"truncated_listing", "reversed_listing", "incomplete_listing"}
+    assert set(TRIED) | elsewhere | listings | {"complete_error"} == set(KINDS)
 
 
 def test_random_faults_depend_on_the_request_alone() -> None:
