@@ -123,18 +123,19 @@ def decode_record(data: Buffer) -> ResultRecord:
 
 
 def _is_valid(record: ResultRecord) -> bool:
-    """Whether all values have their types and lie within their bounds. May raise TypeError or AttributeError instead."""
+    """Whether all values have their types and lie within their bounds. May raise TypeError, ValueError or AttributeError."""
     texts = (record.scope, record.key, record.etag, record.transform, *record.arguments, *record.arguments.values())
     size_bytes = 0 if record.size_bytes is None else record.size_bytes
     crc = 0 if record.crc32c is None else record.crc32c
+    "".join((*texts, *record.headers.values())).encode()  # half of a surrogate pair, or what is no text, is an error
     numbers = ((record.block_bytes, 1, SIZE_BYTES_MAX), (size_bytes, 0, SIZE_BYTES_MAX), (crc, 0, 0xFFFFFFFF))
     return (
-        all(type(text) is str for text in texts)
-        and _RUN.fullmatch(record.run) is not None
+        _RUN.fullmatch(record.run) is not None
         and type(record.is_complete) is bool
         and all(type(number) is int and low <= number <= high for number, low, high in numbers)
         and 0 <= record.last_modified_s < YEAR_10000_S
         and not (record.is_complete and None in (record.size_bytes, record.crc32c))
+        and (size_bytes > 0 or crc == 0)
         and all(
             _HEADER_NAME.fullmatch(name) and name.lower() not in HEADERS_OF_GATEWAY and _HEADER_VALUE.fullmatch(value)
             for name, value in record.headers.items()
