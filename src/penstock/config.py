@@ -93,6 +93,17 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise ConfigError(f"{what}({name}=...) is not an option of {what}()", hint=hint)
 
 
+def is_variable(name: str, value: object) -> bool:
+    """Whether a variable of an environment can have this name and value."""
+    if not name or "=" in name or not isinstance(value, str) or "\0" in name + value:
+        return False
+    try:
+        os.fsencode(name + value)
+    except UnicodeEncodeError:  # in JSON, an escape may stand for half of a character
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
     """How connections are opened, and when an attempt is abandoned.

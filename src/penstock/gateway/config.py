@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config import GIB, MIB
+from penstock.config import GIB, MIB, is_variable
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +30,9 @@ class LambdaConfig:
             key. All of it is part of a result's identity, so requests that differ in nothing else share one result. None
             means the caller and all headers except those that clients and proxies send of their own accord, e.g.
             ``User-Agent`` and ``Cookie``.
+
+    Raises:
+        ConfigError: No environment can hold one of the variables.
     """
 
     handler: str
@@ -40,6 +44,11 @@ class LambdaConfig:
     payload: str = ""
     actions: tuple[str, ...] = ("GetObject",)
     varies_by: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.environment.items():
+            if not is_variable(name, value):
+                raise ConfigError(f"the handler's environment has {name!r:.60}, which cannot be a variable of text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
+from penstock.config import is_variable
 from penstock.errors import ConfigError
 from penstock.json_text import parse_json
 
@@ -66,17 +66,6 @@ def hyperparameters_config(values: Mapping[str, object]) -> dict[str, str]:
         if not is_variable(name, found[name]):
             raise ConfigError(f"hyperparameter {name!r} cannot be a variable: it has NUL, or half of a character")
     return found
-
-
-def is_variable(name: str, value: object) -> bool:
-    """Whether a variable of an environment can have this name and value."""
-    if not name or "=" in name or not isinstance(value, str) or "\0" in name + value:
-        return False
-    try:
-        os.fsencode(name + value)
-    except UnicodeEncodeError:  # in JSON, an escape may stand for half of a character
-        return False
-    return True
 
 
 def hyperparameters_of(texts: Mapping[str, str]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from penstock.channels.environment.configuration import (
     arguments_of,
     check_hyperparameters,
     hyperparameters_config,
-    is_variable,
 )
 from penstock.channels.environment.hosts import Hosts
 from penstock.channels.inputs import channel_of_request, check_channels, field_of
 from penstock.channels.runner.stopping import STOP_S
-from penstock.config import check_number, check_whole
+from penstock.config import check_number, check_whole, is_variable
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

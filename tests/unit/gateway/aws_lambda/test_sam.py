@@ -135,6 +135,11 @@ WRONG = {
     "newer_python": (changed(RUNTIME, "python3.99"), "but the interpreter is"),
     "environment": (changed("CodeUri", "Environment: {Variables: [1]}, CodeUri"), "names with values"),
     "variable": (changed("CodeUri", "Environment: {Variables: {A: [1]}}, CodeUri"), "the variable A must be text"),
+    "nul": (changed("CodeUri", 'Environment: {Variables: {A: "a\\0b"}}, CodeUri'), "'A', which cannot be a variable"),
+    "variable_name": (
+        changed("CodeUri", "Environment: {Variables: {A=B: c}}, CodeUri"),
+        "'A=B', which cannot be a variable",
+    ),
     "number_of_digits": (changed("CodeUri", f"MemorySize: '{'9' * 5000}', CodeUri"), "MemorySize must be a number"),
     "long_number": (changed("CodeUri", f"MemorySize: 0x{'f' * 9000}, CodeUri"), "not valid YAML"),
     "alias": ("Resources: &a {b: *a}", "1 uses an alias, which CloudFormation does not support"),
