@@ -20,6 +20,6 @@ class TestLocalStore(StoreContract):
             yield store
 
     def uploads_left(self, store):
-        return sum(
+        return len(store._uploads) + sum(
             name.startswith(".penstock-") for _, folders, files in os.walk(store.root) for name in folders + files
         )

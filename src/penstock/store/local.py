@@ -8,8 +8,10 @@ Decisions:
 - *Links* are followed, because data sets are often trees of links to other disks, and no key can make a link. A link to one
   of its own parents is left out of listings. Writing replaces the link and not its target.
 - *Objects are visible whole or not at all.* Writes go to a file without a name (``O_TMPFILE``), are synced, get a hidden name
-  and are renamed at once, so that a killed process leaves nothing. Where the file system has no such files, the file has the
-  hidden name from its beginning. Hidden files and directories that are left are never listed, read or written again.
+  and are renamed at once, so that a killed process leaves nothing. The parts of an upload are appended to one such file, in
+  the order in which they come; if that is not their order, they are copied to another one at the end. Where the file system
+  has no such files, the file has the hidden name from its beginning. Hidden files that are left are never listed, read or
+  written again.
 - *Directories are not objects*: they are made when they are needed and removed when ``delete`` leaves them empty, and an
   empty one is not listed.
 - *A version is pinned* by size, modification time, inode and the time of the last change of status. All but the last one are
@@ -21,7 +23,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,6 +85,7 @@ class LocalStore(ThreadedStore):
         super().__init__(threads_max=threads_max, name="local")
         self.root = Path(path).absolute()
         self._tree = Tree(self.root)
+        self._uploads: dict[str, _Upload] = {}
 
     def describe(self, key: Key) -> str:
         """Return ``file:///root/key``."""
@@ -275,57 +280,70 @@ class LocalStore(ThreadedStore):
             _copy_range(source, ByteRange(0, info.size_bytes), fd, job)
             return self._commit(operation.target, fd, path, if_absent=False)
 
-    # ── multipart: a hidden directory beside the target, one file per part ──────────────────────────────────────────
+    # ── multipart: one file that no name shows, to which parts are appended as they come ────────────────────────────
 
-    def _upload(self, key: Key, upload_id: str) -> Path:
-        folder = (self.root / key).parent / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}"
-        if not upload_id.isalnum() or not folder.is_dir():
+    def _upload(self, key: Key, upload_id: str) -> _Upload:
+        upload = self._uploads.get(upload_id)
+        if upload is None or upload.key != key:
             raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
-        return folder
+        return upload
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
         if isinstance(operation, CreateMultipart):
             upload_id = os.urandom(8).hex()
-            (self._make_parent(operation.key) / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}").mkdir()
+            path = (self.root / operation.key).parent / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}"
+            fd = self._in_parent(operation.key, lambda: _new_file(path))
+            self._uploads[upload_id] = _Upload(operation.key, fd, path)
             return upload_id
         if isinstance(operation, AbortMultipart):
-            self._drop(self._upload(operation.key, operation.upload_id))
+            self._upload(operation.key, operation.upload_id)
+            self._end_upload(operation.upload_id)
             return None
-        key = operation.target if isinstance(operation, CopyPart) else operation.key
-        part = self._upload(key, operation.upload_id) / str(operation.part_number)
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            if isinstance(operation, CopyPart):
-                with self._opened(operation.source, operation.if_match) as (source, info):
-                    if operation.span.end > info.size_bytes:
-                        raise SpanError(f"the range ends at byte {operation.span.end} of {info.size_bytes}", status=416)
+        if isinstance(operation, CopyPart):
+            upload = self._upload(operation.target, operation.upload_id)
+            with self._opened(operation.source, operation.if_match) as (source, info):
+                if operation.span.end > info.size_bytes:
+                    raise SpanError(f"the range ends at byte {operation.span.end} of {info.size_bytes}", status=416)
+                with upload.appended(operation.part_number, operation.span.length_bytes) as (fd, part):
                     _copy_range(source, operation.span, fd, job)
-            else:
-                _write_all(fd, memoryview(operation.body).cast("B"))
-            return Part(operation.part_number, info_of(key, os.fstat(fd)).etag or "")
-        finally:
-            os.close(fd)
+            return part
+        body = memoryview(operation.body).cast("B")
+        with self._upload(operation.key, operation.upload_id).appended(operation.part_number, len(body)) as (fd, part):
+            _write_all(fd, body)
+        return part
 
-    def _drop(self, folder: Path) -> None:
-        for part in folder.iterdir():
-            part.unlink()
-        folder.rmdir()
-        self._prune(folder.parent)
+    def _end_upload(self, upload_id: str) -> None:
+        """Forget an upload, whose file disappears unless it was renamed."""
+        upload = self._uploads.pop(upload_id)
+        os.close(upload.fd)
+        with suppress(FileNotFoundError):
+            upload.path.unlink()
+        self._prune(upload.path.parent)
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
-        folder = self._upload(operation.key, operation.upload_id)
+        upload = self._upload(operation.key, operation.upload_id)
         numbers = [part.part_number for part in operation.parts]
         if not numbers or numbers != sorted(set(numbers)):
             raise StoreError(
                 f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder"
             )
-        with self._staged(operation.key) as (fd, path):
-            for part in operation.parts:
-                job.check()
-                _append_part(folder / str(part.part_number), part, fd, job)
-            info = self._commit(operation.key, fd, path, if_absent=operation.if_absent)
-        self._drop(folder)
+        spans = [upload.span_of(part) for part in operation.parts]
+        starts = [0, *(span.end for span in spans)]
+        if starts == [*(span.start for span in spans), upload.end]:  # the file is the object
+            info = self._commit(operation.key, upload.fd, upload.path, if_absent=operation.if_absent)
+        else:
+            with self._staged(operation.key) as (fd, path):
+                for span in spans:
+                    _copy_range(upload.fd, span, fd, job)
+                info = self._commit(operation.key, fd, path, if_absent=operation.if_absent)
+        self._end_upload(operation.upload_id)
         return info
+
+    def close(self) -> None:
+        """Finish what was submitted, and drop uploads that were not completed. Idempotent."""
+        super().close()
+        for upload_id in list(self._uploads):
+            self._end_upload(upload_id)
 
     def as_store_error(self, error: Exception, operation: Any) -> StoreError:
         """Map `error` as other stores do; a missing root is a ``DirectoryMissingError``."""
@@ -338,18 +356,49 @@ class LocalStore(ThreadedStore):
         return mapped
 
 
-def _append_part(path: Path, part: Part, target: int, job: BlockingJob) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise StoreError(f"part {part.part_number} was not sent", status=400, code="InvalidPart") from error
-    try:
-        info = info_of(path.name, os.fstat(fd))
-        if info.etag != part.etag:
+@dataclass(slots=True)
+class _Upload:
+    """A multipart upload.
+
+    Attributes:
+        key: Key of the object.
+        fd: Its file.
+        path: The hidden name that the file has, or gets when it is complete.
+        end: Where the next part is written.
+        parts: Where each part lies, and its ETag, by number.
+    """
+
+    key: Key
+    fd: int
+    path: Path
+    end: int = 0
+    parts: dict[int, tuple[ByteRange, str]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def appended(self, number: int, size_bytes: int) -> Iterator[tuple[int, Part]]:
+        """Open the file at the place of a new part, which belongs to the upload if the block ends without an error."""
+        with self.lock:
+            span = ByteRange(self.end, self.end + size_bytes)
+            self.end = span.end
+        # Another open file has a position of its own, so that parts are written at the same time.
+        fd = os.open(f"/proc/self/fd/{self.fd}" if _CAN_LINK else self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.lseek(fd, span.start, os.SEEK_SET)
+            part = Part(number, f'"{self.path.name}-{span.start}-{span.end}"')
+            yield fd, part
+            self.parts[number] = span, part.etag
+        finally:
+            os.close(fd)
+
+    def span_of(self, part: Part) -> ByteRange:
+        """Return where a part lies. Raises a StoreError if it was not sent, or another one of its number."""
+        if part.part_number not in self.parts:
+            raise StoreError(f"part {part.part_number} was not sent", status=400, code="InvalidPart")
+        span, etag = self.parts[part.part_number]
+        if etag != part.etag:
             raise StoreError(f"part {part.part_number} is not the one that was sent", status=400, code="InvalidPart")
-        _copy_range(fd, ByteRange(0, info.size_bytes), target, job)
-    finally:
-        os.close(fd)
+        return span
 
 
 def _copy_range(source: int, span: ByteRange, target: int, job: BlockingJob) -> None:

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,7 @@ from penstock.errors import (
     ObjectChangedError,
     ObjectExistsError,
     ObjectMissingError,
+    SpanError,
     StoreError,
 )
 from penstock.fetch import PlanItem
@@ -21,7 +23,17 @@ from penstock.store import local
 from penstock.store.local import LocalStore
 from penstock.store.tree import Tree
 from penstock.testing.contract_support import WatchingSink, submit
-from penstock.types import Get, Landing, ListPage, lasting_etag
+from penstock.types import (
+    ByteRange,
+    CompleteMultipart,
+    CopyPart,
+    CreateMultipart,
+    Get,
+    Landing,
+    ListPage,
+    PutPart,
+    lasting_etag,
+)
 
 
 @pytest.fixture
@@ -30,6 +42,9 @@ def store(tmp_path):
     root.mkdir()
     with LocalStore(root) as store:
         yield store
+
+
+PARTS = bytes(range(256)) * (3 << 12)
 
 
 def keys(store, **options):
@@ -57,14 +72,22 @@ def test_names_that_collide_with_a_directory_are_refused(store):
     assert keys(store) == ["a/b"]
 
 
-@pytest.mark.parametrize("write", ["write('a/k', b'new')", "copy('k', 'a/k')"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "store.write('a/k', b'new')",
+        "store.copy('k', 'a/k')",
+        "with store.writer('a/k', part_bytes=1 << 20) as file: file.write(bytes(3 << 20))",
+    ],
+)
 def test_a_killed_write_leaves_nothing(store, write):
     """A process that is killed before its object is complete leaves no file, hidden or not."""
     store.write("k", b"old")
     code = (
         "import os, sys; from penstock.store.local import LocalStore; os.fsync = lambda fd: os.kill(os.getpid(), 9)\n"
+        f"store = LocalStore(sys.argv[1])\n{write}"
     )
-    done = subprocess.run([sys.executable, "-c", f"{code}LocalStore(sys.argv[1]).{write}", store.root], timeout=30)
+    done = subprocess.run([sys.executable, "-c", code, store.root], timeout=30)
     assert done.returncode == -9
     assert [path.name for path in store.root.rglob("*") if not path.is_dir()] == ["k"]
 
@@ -78,11 +101,55 @@ def test_writes_and_failed_writes_leave_one_file(store, monkeypatch, can_link):
     with pytest.raises(ObjectExistsError):
         store.write("a/k", b"other", if_absent=True)
     store.write("b/k", b"first", if_absent=True)
+    with store.writer("c/k", part_bytes=1 << 20) as file:
+        file.write(PARTS)
     found = {str(path.relative_to(store.root)): path for path in store.root.rglob("*") if not path.is_dir()}
     assert {name: (path.read_bytes(), path.stat().st_nlink) for name, path in found.items()} == {
         "a/k": (b"new", 1),
         "b/k": (b"first", 1),
+        "c/k": (PARTS, 1),
     }
+
+
+@pytest.mark.parametrize("can_link", [True, False], ids=["without-name", "hidden-name"])
+def test_parts_in_any_order_are_joined_by_number(store, monkeypatch, can_link):
+    """Parts that come out of order, twice or at once, or that the object leaves out, are none of the object's bytes."""
+    monkeypatch.setattr(local, "_CAN_LINK", can_link)
+    store.write("s", b"0123456789")
+
+    def done(operation):
+        completion = submit(store, operation)[1].wait()
+        if completion.error is not None:
+            raise completion.error
+        return completion.value
+
+    upload_id = done(CreateMultipart("a/m"))
+    with pytest.raises(SpanError):
+        done(CopyPart("s", ByteRange(5, 11), "a/m", upload_id, 1))
+    first = done(PutPart("a/m", upload_id, 1, b"not these"))
+    three = done(PutPart("a/m", upload_id, 3, b"three"))
+    done(PutPart("a/m", upload_id, 4, b"left out"))
+    two = done(CopyPart("s", ByteRange(2, 5), "a/m", upload_id, 2))
+    one = done(PutPart("a/m", upload_id, 1, b""))
+    with pytest.raises(StoreError, match="not the one that was sent"):
+        done(CompleteMultipart("a/m", upload_id, (first, two, three)))
+    with pytest.raises(StoreError, match="no upload"):
+        done(PutPart("a/other", upload_id, 1, b""))
+    store.write("a/m", b"present")
+    with pytest.raises(ObjectExistsError):
+        done(CompleteMultipart("a/m", upload_id, (one, two, three), if_absent=True))
+    done(CompleteMultipart("a/m", upload_id, (one, two, three)))
+    assert bytes(store.read("a/m").data) == b"234three"
+    with ThreadPoolExecutor(8) as threads:
+        upload_id = done(CreateMultipart("a/m"))
+        parts = list(threads.map(lambda n: done(PutPart("a/m", upload_id, n, b"%03d" % n * 1000)), range(1, 100)))
+    with pytest.raises(ObjectExistsError):
+        done(CompleteMultipart("a/m", upload_id, tuple(parts), if_absent=True))
+    done(CompleteMultipart("a/m", upload_id, tuple(parts)))
+    assert bytes(store.read("a/m").data) == b"".join(b"%03d" % n * 1000 for n in range(1, 100))
+    done(CreateMultipart("b/m"))
+    store.close()
+    assert sorted(path.name for path in store.root.rglob("*")) == ["a", "m", "s"]
 
 
 def test_a_missing_root_is_named(tmp_path):
@@ -138,7 +205,7 @@ def test_what_a_killed_process_left_is_not_listed(store):
     store.write("a/k", b"x")
     (store.root / "a" / ".penstock-00ff.tmp").write_bytes(b"half")
     (store.root / ".penstock-00aa.tmp").mkdir()
-    (store.root / ".penstock-00aa.tmp" / "1").write_bytes(b"part")
+    (store.root / ".penstock-00aa.tmp" / "1").write_bytes(b"part")  # earlier versions wrote parts there
     assert keys(store) == ["a/k"]
     assert keys(store, recursive=False) == ["a/"]
 
