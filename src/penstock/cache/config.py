@@ -91,6 +91,8 @@ class CacheConfig:
         try:
             if name.strip() == "free_ratio_min":
                 return cls(path, bytes_max, free_ratio_min=float(ratio))
+        except ConfigError:  # a ValueError, too: it says which value is out of bounds
+            raise
         except ValueError:
             pass
         raise ConfigError(f"cache={text!r}: after the size, {rest!r} is not free_ratio_min=NUMBER", hint=_HINT)

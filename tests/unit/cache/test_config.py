@@ -38,6 +38,20 @@ def test_what_cannot_follow_the_size(rest: str) -> None:
         CacheConfig.of(f"/nvme/penstock:200GB,{rest}")
 
 
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("1MB", "bytes_max=1000000 must"),
+        ("1MB,free_ratio_min=0", "bytes_max=1000000 must"),
+        ("1GB,free_ratio_min=1.5", "must lie in"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(rest: str, message: str) -> None:
+    """A value that is too small or too large is not taken for a wrong spelling."""
+    with pytest.raises(ConfigError, match=message):
+        CacheConfig.of(f"/nvme/penstock:{rest}")
+
+
 @pytest.mark.parametrize("value", ["/nvme/penstock", ":10GB", "/x:", 7, None])
 def test_what_is_no_cache(value: object) -> None:
     """A path without a size is refused with a hint, since a cache must be bounded."""
