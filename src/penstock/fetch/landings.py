@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.types import Landing
+from penstock.types import UNKNOWN_BYTES, Landing
 
 if TYPE_CHECKING:
     from penstock.fetch.requests import ObjectRead, PartRequest
     from penstock.types import ByteRange, Core
+
+OBJECT_BYTES_MAX = 1 << 46
+"""The largest object of S3 has 50 TB. A listing that states more would be cut into more parts than memory can hold."""
 
 
 class LandingAllocator:
@@ -111,11 +114,16 @@ class LandingAllocator:
         return span.length_bytes if self._whole and span is not None and read.item.target is None else 0
 
     def refuse_oversize(self, read: ObjectRead, span: ByteRange | None) -> None:
-        """Refuse a read that could fill more than half of the budget on its own.
+        """Refuse a read that could fill more than half of the budget on its own, or of an object larger than any.
 
         Raises:
-            ConfigError: `span` is too long to be delivered whole.
+            ConfigError: `span` is too long to be delivered whole, or the object is too large.
         """
+        if span is not None and OBJECT_BYTES_MAX < span.end < UNKNOWN_BYTES:
+            raise ConfigError(
+                f"{self._core.describe(read.item.key)}: an object of {span.end} bytes or more is larger than any store has: "
+                f"the limit is {OBJECT_BYTES_MAX} bytes"
+            )
         held_bytes = self.held_bytes(read, span)
         if held_bytes > self._budget.bytes_max // 2:
             raise ConfigError(

@@ -139,6 +139,11 @@ def cut(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
     return parts(span, part_bytes)
 
 
+def requests_count(span: ByteRange, part_bytes: int) -> int:
+    """Return how many requests ``cut`` makes of a span."""
+    return 1 if is_one_request(span, part_bytes) else -(-span.length_bytes // part_bytes)
+
+
 def is_one_request(span: ByteRange, part_bytes: int) -> bool:
     """Whether `span` is too short to be cut into parts of `part_bytes`."""
     return span.length_bytes <= part_bytes + part_bytes // 2

@@ -9,9 +9,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from penstock.config import MIB
 from penstock.errors import ConfigError
-from penstock.fetch import PlanItem, coalesce
-from penstock.fetch.plan import as_item
+from penstock.fetch import PlanItem, coalesce, requests_count
+from penstock.fetch.plan import as_item, cut
+from penstock.store import MemoryStore
 from penstock.types import ByteRange
 
 SPANS = st.tuples(st.integers(0, 200), st.integers(1, 60)).map(lambda pair: ByteRange(pair[0], pair[0] + pair[1]))
@@ -27,7 +29,7 @@ def apart(items: list[PlanItem]) -> list[tuple[int, str, ByteRange | None, str |
     """The requests that merged items stand for."""
     found: list[tuple[int, str, ByteRange | None, str | None]] = []
     for item in items:
-        cuts = [(cut.request_index, cut.span) for cut in item.cuts] or [(item.request_index, item.span)]
+        cuts = [(each.request_index, each.span) for each in item.cuts] or [(item.request_index, item.span)]
         found += [(index, item.key, span, item.etag) for index, span in cuts]
     return found
 
@@ -38,9 +40,9 @@ def test_coalescing_loses_and_reorders_nothing(items: list[PlanItem], gap_bytes:
     merged = coalesce(items, gap_bytes=gap_bytes, length_bytes_max=length_bytes_max)
     assert apart(merged) == [(item.request_index, item.key, item.span, item.etag) for item in items]
     for item in merged:
-        for cut in item.cuts:
+        for each in item.cuts:
             assert item.span is not None
-            assert item.span.start <= cut.span.start < cut.span.end <= item.span.end
+            assert item.span.start <= each.span.start < each.span.end <= item.span.end
 
 
 @given(ITEMS, st.integers(0, 50), st.integers(60, 300))
@@ -53,9 +55,9 @@ def test_coalescing_keeps_its_bounds(items: list[PlanItem], gap_bytes: int, leng
         assert item.span is not None
         assert item.span.length_bytes <= length_bytes_max
         reached = item.span.start
-        for cut in item.cuts:
-            assert cut.span.start - reached <= gap_bytes
-            reached = max(reached, cut.span.end)
+        for each in item.cuts:
+            assert each.span.start - reached <= gap_bytes
+            reached = max(reached, each.span.end)
         assert reached == item.span.end
 
 
@@ -85,3 +87,18 @@ def test_what_is_no_request_is_refused(bad: Any) -> None:
     """Anything else, and ranges that are none, are ConfigError when planned."""
     with pytest.raises(ConfigError):
         as_item(bad, 0)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 8, 12, 13, 16, 17, 160])
+def test_requests_are_counted_as_they_are_cut(size_bytes: int) -> None:
+    """The number of requests is that of ``cut``."""
+    assert requests_count(ByteRange(3, 3 + size_bytes), 8) == len(cut(ByteRange(3, 3 + size_bytes), 8))
+
+
+def test_an_object_larger_than_any_is_refused_before_it_is_cut() -> None:
+    """A size that no object has, as a listing may state it, takes neither time nor memory, in a read and in an estimate."""
+    size_bytes = 10**18 - 1
+    store = MemoryStore({"k": b"x"})
+    with pytest.raises(ConfigError, match=f"an object of {size_bytes} bytes or more is larger than any store has"):
+        list(store.read_parts([PlanItem("k", size_bytes=size_bytes)]))
+    assert requests_count(ByteRange(0, size_bytes), 8 * MIB) == 119_209_289_551

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import FetchConfig
-from penstock.fetch import cut
+from penstock.fetch import requests_count
 from penstock.formats import FORMATS
 from penstock.loader.lanes.ranged import RangedShard
 from penstock.loader.lanes.segments import is_ranged
@@ -127,7 +127,7 @@ class RequestEstimator:
         estimate = NOTHING
         for item in segment.plan_items():
             span = item.span or ByteRange(0, segment.shard.size_bytes)
-            requests = len(cut(span, self._reading.sizes.part_bytes))
+            requests = requests_count(span, self._reading.sizes.part_bytes)
             estimate += RequestEstimate(requests, requests, span.length_bytes, span.length_bytes)
         head = FORMATS[segment.format].head if segment.format in FORMATS else None
         if head is not None and segment.offset_bytes:
@@ -157,7 +157,7 @@ class RequestEstimator:
             estimate += RequestEstimate(certain, 1, certain * span.length_bytes, span.length_bytes)
         for item in items:
             assert item.span is not None
-            requests = len(cut(item.span, self._reading.sizes.part_bytes))
+            requests = requests_count(item.span, self._reading.sizes.part_bytes)
             estimate += RequestEstimate(requests, requests, item.span.length_bytes, item.span.length_bytes)
         return estimate
 
@@ -166,5 +166,5 @@ def _whole(size_bytes: int | None, part_bytes: int) -> RequestEstimate:
     """The requests for an object that is read whole."""
     if size_bytes is None:
         raise UnknownRequestsError
-    requests = len(cut(ByteRange(0, size_bytes), part_bytes))
+    requests = requests_count(ByteRange(0, size_bytes), part_bytes)
     return RequestEstimate(requests, requests, size_bytes, size_bytes)
