@@ -127,6 +127,28 @@ def test_a_result_whose_size_is_announced_ends_with_its_run(tmp_path: Path) -> N
     run(test)
 
 
+def test_a_range_of_an_announced_result_that_fails(tmp_path: Path) -> None:
+    """Ranges are sent as they are made; those with the last byte fail if the transform does, and nothing is kept."""
+
+    async def failing(source: object, arguments: object, output: object) -> None:
+        output.begin({}, size_bytes=len(TEXT))  # type: ignore[attr-defined]
+        await output.write(TEXT)  # type: ignore[attr-defined]
+        raise S3Error("Late", "after the last byte", status=400)
+
+    async def test() -> None:
+        transform = FunctionTransform(failing)
+        results = open_results(tmp_path)
+        point = point_of(transform, results, {"a": TEXT})
+        assert await get(point, "a", ByteRange(0, 10)) == TEXT[:10]
+        for span in (ByteRange(len(TEXT) - 1, len(TEXT)), ByteRange(0, len(TEXT)), None):
+            with pytest.raises(S3Error, match="Late"):
+                await get(point, "a", span)
+        assert transform.runs_count > 1
+        await results.close()
+
+    run(test)
+
+
 def test_a_failed_run_leaves_nothing_and_the_next_read_tries_again(tmp_path: Path) -> None:
     """All readers of a run that fails half-way get the error; the next one gets the whole result."""
 
