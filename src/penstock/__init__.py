@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from penstock.loader.explain import explain as explain
     from penstock.loader.preview import describe as describe
     from penstock.loader.preview import peek as peek
+    from penstock.loader.preview import read_column as read_column
     from penstock.loader.warming import warm_cache as warm_cache
     from penstock.mount import MountModule
     from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
+    from penstock.pipeline import Category as Category
     from penstock.pipeline import Dataset as Dataset
     from penstock.pipeline import Float as Float
     from penstock.pipeline import Function as Function
@@ -77,6 +79,7 @@ _ORIGIN = {
         (
             "Audio",
             "Bytes",
+            "Category",
             "Dataset",
             "Float",
             "Function",
@@ -98,6 +101,7 @@ _ORIGIN = {
     "describe": "penstock.loader.preview",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.preview",
+    "read_column": "penstock.loader.preview",
     "warm_cache": "penstock.loader.warming",
     "set_process_budget": "penstock.fetch",
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),

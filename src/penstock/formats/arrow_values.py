@@ -26,6 +26,8 @@ from penstock.formats.typed import view_of_array
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.types import Buffer
 
 pa: Any = import_module("pyarrow")
@@ -91,6 +93,28 @@ def values_of(name: str, array: Any) -> Iterator[tuple[str, Sequence[memoryview 
         yield name, _masked(_cut(_number_view(_without_nulls(values)), ends), array)
     else:
         yield name, [None if value is None else _as_json(value) for value in _objects(array)]
+
+
+def column_of(array: Any) -> list[bytes | None] | NDArray[Any] | None:
+    """Return a column of bytes as a list, and one of numbers as an array, type[rows, count]; None for any other column.
+
+    ``values_of`` gives the same values one by one. A null is None in a list, and undefined in an array.
+    """
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return None if isinstance(kind, pa.FixedShapeTensorType) else column_of(array.storage)
+    if _types.is_dictionary(kind):
+        entries = column_of(array.dictionary)
+        if not isinstance(entries, list):
+            return None
+        return [None if index is None else entries[index] for index in array.indices.to_pylist()]
+    if _is_bytes(kind) or _is_text(kind):
+        return [None if value is None else bytes(value) for value in _slices(array)]
+    if _is_number(kind):
+        return np.asarray(_number_view(array))[:, None]
+    if _types.is_fixed_size_list(kind) and _is_number(kind.value_type) and not array.null_count:
+        return np.asarray(_number_view(_without_nulls(array.flatten()))).reshape(len(array), -1)
+    return None
 
 
 def rows_of_table(data: Buffer) -> list[dict[str, Any]]:

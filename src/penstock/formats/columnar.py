@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from penstock.buffers import is_typed
 from penstock.formats.sample import Sample
 from penstock.formats.typed import typed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Kind(NamedTuple):
@@ -27,16 +24,25 @@ class Kind(NamedTuple):
     Attributes:
         names: Field names, in stored order.
         integers: Names of the fields whose value is one ``int``, for int64[1]; the other values are ``bytes``.
+        arrays: Dtype and shape of the values of fields whose column is an array instead of a list.
+        optional: Names of the fields with such a column in which values may be null.
     """
 
     names: tuple[str, ...]
     integers: frozenset[str]
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=256)
-def kind_of(names: tuple[str, ...], integers: frozenset[str]) -> Kind:
+def kind_of(
+    names: tuple[str, ...],
+    integers: frozenset[str],
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...] = (),
+    optional: tuple[str, ...] = (),
+) -> Kind:
     """Return the one ``Kind`` object with these fields."""
-    return Kind(names, integers)
+    return Kind(names, integers, arrays, optional)
 
 
 class Samples(Sequence[Sample]):
@@ -44,12 +50,14 @@ class Samples(Sequence[Sample]):
 
     Attributes:
         kind: The fields that all samples have.
-        columns: Keys, offsets and sizes (as in ``Sample``), then the values of each field, as lists of equal length.
+        columns: Keys, offsets and sizes (as in ``Sample``), then the values of each field, as lists of equal length or as
+            arrays, dtype[n, *shape]; then for each of ``kind.optional`` a bool[n]: whether the value is there. A null is
+            None in a list, and undefined in an array.
     """
 
     __slots__ = ("columns", "kind")
 
-    def __init__(self, kind: Kind, columns: list[list[Any]]) -> None:
+    def __init__(self, kind: Kind, columns: list[Any]) -> None:
         self.kind = kind
         self.columns = columns
 
@@ -61,17 +69,34 @@ class Samples(Sequence[Sample]):
     @property
     def keys(self) -> list[str]:
         """The key of each sample."""
-        return self.columns[0]
+        keys: list[str] = self.columns[0]
+        return keys
+
+    def valid(self, name: str) -> Any:
+        """Return which values of a field are there, bool[n]; None if all are.
+
+        Raises:
+            ValueError: There is no field with this name.
+        """
+        import numpy as np
+
+        if name in self.kind.optional:
+            there = self.columns[3 + len(self.kind.names) + self.kind.optional.index(name)]
+            return None if there.all() else there
+        values = self.columns[3 + self.kind.names.index(name)]
+        if type(values) is not list or None not in values:
+            return None
+        return np.array([value is not None for value in values])
 
     def array(self, name: str) -> Any:
-        """Return a field in the form that a batch has: a list of ``bytes``, or int64[n, 1].
+        """Return a field in the form that a batch has: a list of ``bytes``, or an array such as int64[n, 1].
 
         Raises:
             ValueError: There is no field with this name.
         """
         values = self.columns[3 + self.kind.names.index(name)]
         if name not in self.kind.integers:
-            return values
+            return values if type(values) is list else values.copy()
         import numpy as np
 
         return np.array(values, np.int64)[:, None]
@@ -87,7 +112,12 @@ class Samples(Sequence[Sample]):
         if isinstance(index, slice):
             return Samples(self.kind, [column[index] for column in self.columns])
         key, offset_bytes, size_bytes, *values = map(itemgetter(index), self.columns)
-        fields = {name: self._view(name, value) for name, value in zip(self.kind.names, values, strict=True)}
+        there = dict(zip(self.kind.optional, values[len(self.kind.names) :], strict=True))
+        fields = {
+            name: self._view(name, value)
+            for name, value in zip(self.kind.names, values, strict=False)
+            if value is not None and there.get(name, True)
+        }
         return Sample(key, fields, offset_bytes, size_bytes)
 
     def _view(self, name: str, value: Any) -> memoryview:
@@ -132,8 +162,12 @@ def joined(first: Sequence[Sample], second: Sequence[Sample]) -> Sequence[Sample
     if not first:
         return second
     if isinstance(first, Samples) and isinstance(second, Samples) and first.kind is second.kind:
-        for column, more in zip(first.columns, second.columns, strict=True):
-            column.extend(more)
+        for at, more in enumerate(second.columns):
+            column = first.columns[at]
+            if type(column) is list:
+                column.extend(more)
+            else:
+                first.columns[at] = _concatenated([column, more])
         return first
     found = first if isinstance(first, list) else list(first)
     found.extend(second)
@@ -144,26 +178,35 @@ def reordered(samples: Sequence[Sample], order: list[int]) -> Sequence[Sample]:
     """Reorder samples: the k-th sample of the result is ``samples[order[k]]``."""
     if not isinstance(samples, Samples):
         return [samples[index] for index in order]
-    return Samples(samples.kind, [[column[at] for at in order] for column in samples.columns])
+    return Samples(
+        samples.kind,
+        [[column[at] for at in order] if type(column) is list else column[order] for column in samples.columns],
+    )
 
 
 def interleaved(parts: Sequence[Sequence[Sample]], count: int) -> Sequence[Sample]:
     """Take one sample from each part in turn, `count` in total. The first parts may hold one more than the others."""
-    if set(map(type, parts)) != {Samples}:
-        return _woven(parts, count)
+    kind = parts[0].kind if isinstance(parts[0], Samples) else None
+    if kind is None or any(not isinstance(part, Samples) or part.kind is not kind for part in parts):
+        woven: list[Sample] = _woven(parts, count)
+        return woven
     alike: Sequence[Samples] = parts  # type: ignore[assignment]
-    kind, columns = alike[0].kind, [part.columns for part in alike]
-    if any(part.kind is not kind for part in alike):
-        return _woven(parts, count)
-    return alike[0] if len(alike) == 1 else Samples(kind, [_woven(each, count) for each in zip(*columns, strict=True)])
+    columns = zip(*(part.columns for part in alike), strict=True)
+    return alike[0] if len(alike) == 1 else Samples(kind, [_woven(each, count) for each in columns])
 
 
-def _woven(parts: Sequence[Iterable[Any]], count: int) -> list[Any]:
-    """Interleave plain lists, in the order of ``interleaved``."""
-    step = len(parts)
+def _woven(parts: Sequence[Any], count: int) -> Any:
+    """Interleave plain lists, or arrays, in the order of ``interleaved``."""
+    step, is_list = len(parts), not hasattr(parts[0], "dtype")
     if count <= step:
-        return list(chain.from_iterable(parts))
-    found: list[Any] = [None] * count
+        return list(chain.from_iterable(parts)) if is_list else _concatenated(parts)
+    found: Any = [None] * count if is_list else _concatenated(parts)
     for at, part in enumerate(parts):
         found[at::step] = part
     return found
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    import numpy as np  # a job that reads only lists does without
+
+    return np.concatenate(arrays)

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, UnsupportedFormatError
+from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
 from penstock.formats.parsing import byte_view
@@ -94,8 +95,9 @@ class ParquetReader(ShardReader):
         size_bytes: int,
         fields: Collection[str] | None = None,
         on_corrupt: OnCorrupt = "raise",
+        in_columns: bool = False,
     ) -> None:
-        super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
+        super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt, in_columns=in_columns)
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")
@@ -228,7 +230,12 @@ class ParquetReader(ShardReader):
             begin, end = end, end + batch.num_rows
             if end > first:  # rows before `first` are decoded, but no samples are made of them
                 rows = batch.slice(max(0, first - begin))
-                yield DecodedPiece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
+                at = end - rows.num_rows
+                columns = self._columns_of(unit_index, rows, at) if self._in_columns else None
+                if columns is not None:
+                    yield DecodedPiece(columns, 0)
+                else:
+                    yield DecodedPiece(self._samples(unit_index, rows, at), rows.nbytes)
         if end != unit.samples_count:
             raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
 
@@ -302,6 +309,23 @@ class ParquetReader(ShardReader):
         offset_bytes = self.units[unit_index].spans[0].start
         keys = self._keys(self._first_rows[unit_index] + first, batch)
         return [Sample(key, row, offset_bytes) for key, row in zip(keys, rows, strict=True)]
+
+    def _columns_of(self, unit_index: int, batch: Any, first: int) -> Samples | None:
+        """Return what ``_samples`` does, in columns; None if a column is neither of bytes nor of numbers."""
+        names = [
+            name for name in self._columns
+            if name != "__key__" and (self._fields is None or _holds(name, self._fields))
+        ]  # fmt: skip
+        columns = [self._table.column_of(batch.column(name)) for name in names]
+        if not names or any(column is None for column in columns):
+            return None
+        arrays = {name: column for name, column in zip(names, columns, strict=True) if not isinstance(column, list)}
+        optional = tuple(name for name in arrays if batch.schema.field(name).nullable)
+        columns += [batch.column(name).is_valid().to_numpy(zero_copy_only=False) for name in optional]
+        described = tuple((name, column.dtype.str, column.shape[1:]) for name, column in arrays.items())
+        keys = list(self._keys(self._first_rows[unit_index] + first, batch))
+        places = [[self.units[unit_index].spans[0].start] * len(keys), [None] * len(keys)]
+        return Samples(kind_of(tuple(names), frozenset(), described, optional), [keys, *places, *columns])
 
     def _keys(self, first: int, batch: Any) -> Iterator[str]:
         stored = [None] * batch.num_rows if self._key_column is None else batch.column(self._key_column).to_pylist()

@@ -52,10 +52,10 @@ class DecodedPiece(NamedTuple):
 
     Attributes:
         samples: The samples, in stored order.
-        size_bytes: Size of the memory that they keep alive.
+        size_bytes: Size of the memory that they share, and keep alive; 0 for ``Samples``.
     """
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     size_bytes: int
 
 
@@ -148,6 +148,7 @@ class ShardReader(Skipping, ABC):
         size_bytes: Size of the shard.
         fields: Fields to read; None: all. A sample that has none of them is given without fields.
         on_corrupt: Policy for corrupt bytes, see ``parsing.py``.
+        in_columns: Whether to give ``Samples``, copied out of the parts, where the format and the types allow it.
     """
 
     def __init__(
@@ -157,9 +158,11 @@ class ShardReader(Skipping, ABC):
         size_bytes: int,
         fields: Collection[str] | None = None,
         on_corrupt: OnCorrupt = "raise",
+        in_columns: bool = False,
     ) -> None:
         super().__init__(shard, on_corrupt)
         self._size_bytes = size_bytes
+        self._in_columns = in_columns
         self._fields = None if fields is None else frozenset(fields)
         self._skips_rest = False
         self.units: tuple[Unit, ...] = ()

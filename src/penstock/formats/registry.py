@@ -320,6 +320,7 @@ def ranged_of(
     size_bytes: int,
     fields: Collection[str] | None = None,
     on_corrupt: OnCorrupt = "raise",
+    in_columns: bool = False,
 ) -> RangedReader:
     """Create a ranged reader, as ``ranged.py`` describes, for one shard.
 
@@ -329,6 +330,7 @@ def ranged_of(
         size_bytes: Size of the shard.
         fields: Names of the fields to read; None reads all.
         on_corrupt: Policy for corrupt bytes, as for ``parser_of``.
+        in_columns: Whether to give ``Samples`` where the format and the types allow it.
 
     Raises:
         ConfigError: The format does not exist, or has no ranged reader.
@@ -336,7 +338,7 @@ def ranged_of(
     row = _row(format_name)
     if row.ranged is None:
         raise ConfigError(f"format {format_name!r} is not read by ranges", hint="parser_of() gives its parser")
-    return row.ranged(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
+    return row.ranged(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt, in_columns=in_columns)
 
 
 def _row(format_name: str) -> Format:

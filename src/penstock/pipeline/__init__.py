@@ -4,7 +4,7 @@ from penstock.pipeline.arrays import Audio, Numpy
 from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget, TokenBlocks
 from penstock.pipeline.dataset import Dataset
 from penstock.pipeline.factories import ConnectionOptions, mix, objects, shards
-from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
+from penstock.pipeline.fields import Bytes, Category, Field, Float, Function, Integer, Json, Spec, Stored, Text
 from penstock.pipeline.image import Image
 from penstock.pipeline.mixing import Flat, Mix
 from penstock.pipeline.pipeline import Pipeline, check_rereadable
@@ -28,6 +28,7 @@ __all__ = [
     "Batch",
     "BatchBySize",
     "Bytes",
+    "Category",
     "Connection",
     "ConnectionOptions",
     "Dataset",
@@ -58,6 +59,7 @@ __all__ = [
     "SizeBudget",
     "Spec",
     "Stage",
+    "Stored",
     "Take",
     "Text",
     "TokenBlocks",

@@ -59,6 +59,10 @@ class Numpy(Field):
         """
         write_declared(self._array(data), out)
 
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> NDArray[Any] | None:
+        """Return numbers as the table stores them."""
+        return None if isinstance(values, list) else values
+
     def _array(self, data: memoryview) -> NDArray[Any]:
         if is_typed(data):
             import numpy as np

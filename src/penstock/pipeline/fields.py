@@ -51,9 +51,11 @@ class Field(ABC):
 
     Attributes:
         name: Name of the member, and of the value.
+        default: Value for samples that lack the member, or in which it is null; if it is left out, they are an error.
+        valid: Name of a second value, a bool: whether the sample has the member. It needs `default`.
 
     Raises:
-        ConfigError: The name is empty or begins with ``__``.
+        ConfigError: A name is empty or begins with ``__``, or `default` does not fit the dtype of the field.
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ()
@@ -63,13 +65,20 @@ class Field(ABC):
     EXTRA: ClassVar[str] = ""
     """Extra of the package that installs `MODULES`."""
     name: str
+    default: Any = field(default=..., kw_only=True)
+    valid: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or self.name.startswith(_RESERVED):
-            raise ConfigError(
-                f"the name of a field must be a non-empty string that does not begin with '__', not {self.name!r}",
-                hint="the name is the member's extension, e.g. Image('jpg')",
-            )
+        for name in (self.name,) if self.valid is None else (self.name, self.valid):
+            if not isinstance(name, str) or not name or name.startswith(_RESERVED):
+                raise ConfigError(
+                    f"the name of a field must be a non-empty string that does not begin with '__', not {name!r}",
+                    hint="the name is the member's extension, e.g. Image('jpg')",
+                )
+        if self.default is not ...:
+            self.missing_values()
+        elif self.valid is not None:
+            raise ConfigError(f"{self!r} needs a value for samples that lack the member", hint="default=0")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,6 +94,14 @@ class Field(ABC):
     def takes_rng(self) -> bool:
         """Whether decoding draws random numbers."""
         return False
+
+    def missing_values(self) -> list[Any]:
+        """Return the values of `names` for a sample without the member: `default`, as an array if `specs` say so.
+
+        Raises:
+            ConfigError: The dtype of the field cannot hold `default`.
+        """
+        return [self.default if spec is None or spec == OBJECT else _filled(spec, self.default) for spec in self.specs]
 
     def require(self) -> None:
         """Check that the modules which this field decodes with are installed.
@@ -130,6 +147,17 @@ class Field(ABC):
         """Write the values of `names` into the arrays `outs`. Called only if every one of `specs` has a shape."""
         self.decode_into(members[0], outs[0], rng)
 
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> list[Any] | NDArray[Any] | None:
+        """Return what ``decode`` makes of many members of tables at once; None if they have to be decoded one by one.
+
+        It is called only if the class itself defines it, not if it inherits it.
+
+        Args:
+            values: The members of consecutive samples: their bytes, or numbers as type[n, count].
+        """
+        del values
+        return None
+
     def __repr__(self) -> str:
         parts = [repr(self.name)]
         for name, entry in type(self).__dataclass_fields__.items():
@@ -156,6 +184,7 @@ class Integer(Field):
             number = _single_number(data)
             if not isinstance(number, int):
                 raise ValueError(f"not a whole number: {number!r}")
+            number = int(number)  # of a bool
         else:
             text = bytes(data)
             match = _INTEGER.fullmatch(text)
@@ -165,6 +194,12 @@ class Integer(Field):
         if not -_INT64_MAX - 1 <= number <= _INT64_MAX:
             raise ValueError(f"{number} does not fit into int64")
         return number
+
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> NDArray[Any] | None:
+        """Return int64[n]."""
+        if isinstance(values, list) or values.shape[1] != 1 or values.dtype.kind not in "iub":
+            return None
+        return None if values.dtype == "uint64" else values[:, 0].astype("int64")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -188,6 +223,10 @@ class Float(Field):
             raise ValueError(f"not a number: {text[:40]!r}")
         return float(match[1] or match[2])
 
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> NDArray[Any] | None:
+        """Return float64[n]."""
+        return None if isinstance(values, list) or values.shape[1] != 1 else values[:, 0].astype("float64")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Text(Field):
@@ -201,6 +240,75 @@ class Text(Field):
     def decode(self, data: memoryview) -> str:
         """Return the text unchanged, including a trailing newline."""
         return str(data, "utf-8")
+
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> list[str] | None:
+        """Return a list of texts."""
+        return [str(value, "utf-8") for value in values] if isinstance(values, list) else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stored(Field):
+    """Text, or a number as the format stores it. A batch holds a list. It is what ``Category`` and ``read_column`` go by."""
+
+    TAKES_NUMBERS: ClassVar[bool] = True
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """Any object: a batch holds a list."""
+        return (OBJECT,)
+
+    def decode(self, data: memoryview) -> str | int | float:
+        """Return a str, int, float or bool."""
+        return _text_or_number(data)
+
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> list[Any] | None:
+        """Return a list of texts or numbers."""
+        return _texts_or_numbers(values)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Category(Field):
+    """One of a list of categories: text, or a number as the format stores it. A batch holds its code, int64[B].
+
+    Attributes:
+        values: All categories; the code of each is its place in the list, from 0. If they are not known:
+            ``sorted(set(penstock.read_column(pipeline, name)))``.
+        default: Also the code of a category that is not in the list; if it is left out, that is an error.
+    """
+
+    TAKES_NUMBERS: ClassVar[bool] = True
+    values: Sequence[str | int] = field(repr=False)
+    _codes: dict[Any, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Field.__post_init__(self)
+        values = () if isinstance(self.values, str) else tuple(self.values)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "_codes", {value: code for code, value in enumerate(values)})
+        if not values or len(self._codes) < len(values):
+            raise ConfigError(f"{self!r} must be given a list of categories, each once")
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """One int64."""
+        return (Spec("int64", ()),)
+
+    def decode(self, data: memoryview) -> int:
+        """Return the code of a category."""
+        return self._code(_text_or_number(data))
+
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> NDArray[Any] | None:
+        """Return int64[n]."""
+        import numpy as np
+
+        column = _texts_or_numbers(values)
+        return None if column is None else np.array(list(map(self._code, column)), np.int64)
+
+    def _code(self, value: Any) -> int:
+        code = self._codes.get(value, self.default)
+        if code is ...:
+            raise ValueError(f"{value!r:.60} is not one of its {len(self._codes)} categories")
+        return int(code)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -224,6 +332,10 @@ class Bytes(Field):
     def decode(self, data: memoryview) -> bytes:
         """Return a copy of `data`."""
         return bytes(data)
+
+    def decode_column(self, values: list[bytes] | NDArray[Any]) -> list[bytes] | None:
+        """Return the list."""
+        return values if isinstance(values, list) else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -291,6 +403,29 @@ def write_declared(array: NDArray[Any], out: Any) -> None:
     if array.shape != out.shape or array.dtype != out.dtype:
         raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
     out[...] = array
+
+
+def _text_or_number(data: memoryview) -> str | int | float:
+    return _single_number(data) if is_typed(data) else str(data, "utf-8")
+
+
+def _texts_or_numbers(values: list[bytes] | NDArray[Any]) -> list[Any] | None:
+    if isinstance(values, list):
+        return [str(value, "utf-8") for value in values]
+    return values[:, 0].tolist() if values.shape[1] == 1 else None
+
+
+def _filled(spec: Spec, value: Any) -> Any:
+    """Return an array, or a number, of the dtype and shape of `spec` with `value` everywhere."""
+    import numpy as np
+
+    try:
+        array = np.full(spec.shape, value, spec.dtype)
+        if np.array_equal(array, np.full(spec.shape, value), equal_nan=True):
+            return array[()]
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(f"default={value!r} is not {spec.dtype}")
 
 
 def _single_number(data: memoryview) -> int | float:

@@ -362,7 +362,7 @@ class Pipeline:
         """Return the names of the stored members that the stages need; None: all members."""
         for stage in self.stages:
             if isinstance(stage, Select | Decode):
-                return frozenset(stage.names)
+                return frozenset(stage.names if isinstance(stage, Select) else stage.members)
             if isinstance(stage, Map | Filter | FlatMap):
                 return None
         return None

@@ -76,9 +76,21 @@ class Decode:
         _check_max_errors(self.max_errors)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def members(self) -> tuple[str, ...]:
         """Names of the members that it reads, including masks."""
         return tuple(name for entry in self.fields for name in entry.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values that a sample has afterwards."""
+        return (*self.members, *(entry.valid for entry in self.fields if entry.valid))
+
+    @property
+    def specs(self) -> dict[str, Spec | None]:
+        """Dtype and shape of each value; None if they are not known."""
+        specs = [spec for entry in self.fields for spec in entry.specs]
+        specs += [Spec("bool", ())] * (len(self.names) - len(specs))
+        return dict(zip(self.names, specs, strict=True))
 
     def __repr__(self) -> str:
         return f".decode({', '.join(map(repr, self.fields))}{_errors_shown(self.max_errors)})"

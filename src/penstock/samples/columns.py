@@ -241,7 +241,7 @@ class Layout:
         if len(values) + len(written) != len(self.columns) or not values.keys() <= self.columns.keys():
             raise DecodeError(
                 f"the sample has {sorted([*values, *written])}, but the first one had {sorted(self.columns)}",
-                hint="name only fields that every sample has: .decode(ps.Image('jpg'), ...)",
+                hint="a null is no field: .decode() those that all samples have, or ps.Integer('cls', default=0)",
                 stage="batch",
                 sample_key=key,
                 shard=shard,
@@ -258,6 +258,27 @@ class Layout:
                     sample_key=key,
                     shard=shard,
                 ) from error
+
+    def put_columns(self, batch: dict[str, Any], first_row: int, values: Mapping[str, Any]) -> bool:
+        """Write consecutive samples to their rows, if dtypes and shapes are those of the batch.
+
+        Args:
+            batch: Arrays that ``allocate`` returned.
+            first_row: Index of the first row, from 0.
+            values: Columns, as arrays or lists, by field.
+
+        Returns:
+            Whether they were written; if not, ``put`` of single samples raises the error.
+        """
+        if values.keys() != self.columns.keys():
+            return False
+        for name, column in self.columns.items():
+            dtype, shape = getattr(values[name], "dtype", None), getattr(values[name], "shape", (0,))[1:]
+            if type(column) is not BatchColumn or (column.dtype, column.shape) != (dtype, shape):
+                return False
+        for name, rows in values.items():
+            batch[name][first_row : first_row + len(rows)] = rows
+        return True
 
     def finish(self, batch: dict[str, Any]) -> Any:
         """Return the batch as it is delivered: padded, concatenated and collated as the pipeline says.

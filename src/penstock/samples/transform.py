@@ -18,15 +18,15 @@ from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.grouping import likeness
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.samples.context import SampleContext
-from penstock.samples.decoding import decoded, written_in_place
+from penstock.samples.decoding import decoded, decoded_columns, written_in_place
 from penstock.samples.tolerance import Tolerance, Uncounted
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.formats import Sample
-    from penstock.pipeline import Pipeline, Spec
+    from penstock.formats import Sample, Samples
+    from penstock.pipeline import Field, Pipeline, Spec
     from penstock.samples.columns import Layout
     from penstock.samples.context import SampleRandom
     from penstock.samples.joins import Table
@@ -53,6 +53,7 @@ class SampleTransform:
         may_drop: Whether a call may return None, because a stage filters, tolerates errors or drops samples without a
             row in a joined table.
         is_many: Whether a call returns a list of any length, because there is a ``flat_map``.
+        takes_columns: Whether ``columns`` may return columns: the only stage, if any, decodes fields that allow it.
         tolerance: Counts the samples that are dropped for an error, and bounds their number.
 
     Raises:
@@ -80,6 +81,9 @@ class SampleTransform:
         )
         self._ends_raw = is_raw
         self._writes_rows = not self.is_many and _has_arrays(self._stages[-1].stage if self._stages else None)
+        only = self._stages[0].stage if len(kinds) == 1 else None
+        self._fields = only.fields if isinstance(only, Decode) else ()
+        self.takes_columns = not kinds or (bool(self._fields) and all(map(_decodes_columns, self._fields)))
         self.tolerance = Tolerance()
         self._tables = _tables_of(joins, pipeline) if joins else {}
 
@@ -109,11 +113,8 @@ class SampleTransform:
         for prepared in self._stages:
             stage = prepared.stage
             if isinstance(stage, Decode):
-                declared = {
-                    name: spec for field in stage.fields for name, spec in zip(field.names, field.specs, strict=True)
-                }
-                specs = {name: spec for name, spec in declared.items() if spec is not None}
-                if len(specs) < len(declared):
+                specs = {name: spec for name, spec in stage.specs.items() if spec is not None}
+                if len(specs) < len(stage.specs):
                     specs = None
             elif isinstance(stage, Map):
                 specs = None if stage.fields is None else dict(stage.fields)
@@ -199,6 +200,14 @@ class SampleTransform:
         layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
         return True
 
+    def columns(self, samples: Samples) -> dict[str, Any] | None:
+        """Run the stages on many samples at once. Returns None if some have to be handled by themselves, also for an error."""
+        if self._fields:
+            return decoded_columns(self._fields, samples)
+        if any(samples.valid(name) is not None for name in samples.names):
+            return None
+        return {name: samples.array(name) for name in samples.names}
+
     def _run(self, values: Any, context: SampleContext, first: int, end: int) -> Any:
         for index in range(first, end):
             prepared = self._stages[index]
@@ -254,6 +263,10 @@ def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
     from penstock.samples.joins import table_of
 
     return {join: table_of(join, pipeline) for join in joins}
+
+
+def _decodes_columns(field: Field) -> bool:
+    return "decode_column" in vars(type(field))
 
 
 def _has_arrays(stage: Any) -> bool:

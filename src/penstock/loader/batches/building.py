@@ -72,13 +72,12 @@ class RawBatchBuilder:
             first = samples[0].fields
             self._names = tuple(first)
             self._typed = {name for name, value in first.items() if is_typed(value)}
-        if isinstance(samples, Samples) and set(samples.names) == set(self._names):
+        is_whole = isinstance(samples, Samples) and not any(samples.valid(name) is not None for name in samples.names)
+        if is_whole and isinstance(samples, Samples) and set(samples.names) == set(self._names):
             values = {name: samples.array(name) for name in self._names}
-            keys = samples.keys
         else:
             values = self._gathered(block, self._names)
-            keys = list(map(_KEY, samples))
-        values["__key__"] = keys
+        values["__key__"] = keys_of(samples)
         values["__shard__"] = list(map(_URL, block.segments))
         values["__position__"] = block.positions
         return values
@@ -122,11 +121,16 @@ class RawBatchBuilder:
         )
         return DecodeError(
             f"the sample has {sorted(sample.fields)}, but the first one had {sorted(names)}",
-            hint="name only fields that every sample has: .decode(ps.Image('jpg'), ...)",
+            hint="a null is no field: .decode() those that all samples have, or ps.Integer('cls', default=0)",
             stage="batch",
             sample_key=sample.key,
             shard=segment.url,
         )
+
+
+def keys_of(samples: Sequence[Sample]) -> list[str]:
+    """The keys of samples."""
+    return samples.keys if isinstance(samples, Samples) else list(map(_KEY, samples))
 
 
 def without_lost(block: SampleBlock) -> SampleBlock:
@@ -188,6 +192,7 @@ class RowBatchBuilder:
         self._random = ThreadRandom(seed=run.plan.seed, epoch=epoch)
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # size of a sample of the last block: it bounds the next block
+        self._rows_max = BLOCK_ROWS_MAX
 
     def build(self) -> None:
         """Make all batches, in the reader thread."""
@@ -199,7 +204,7 @@ class RowBatchBuilder:
                 if not self._size:
                     break
             size = self._size
-            wanted = min(size - (batch.rows if batch else 0), BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // self._sample_bytes)
+            wanted = min(size - (batch.rows if batch else 0), self._rows_max, BLOCK_BYTES_MAX // self._sample_bytes)
             block = feed.take(max(1, wanted))
             if block is None:
                 break
@@ -301,9 +306,16 @@ class RowBatchBuilder:
     ) -> None:
         """Give the samples of a block their rows, and hand them to the decode threads as tasks."""
         run, first_row, count = self._run, batch.rows, len(block.samples)
-        batch.values["__key__"][first_row : first_row + count] = map(_KEY, block.samples)
+        batch.values["__key__"][first_row : first_row + count] = keys_of(block.samples)
         batch.values["__shard__"][first_row : first_row + count] = map(_URL, block.segments)
         batch.values["__position__"][first_row : first_row + count] = block.positions
+        if self._put_columns(batch, block):
+            self._rows_max = self._size  # no thread waits for rows to decode
+            with run.changed:
+                batch.rows += count
+                batch.sealed = seal
+                run.changed.notify_all()
+            return
         positions = block.positions.tolist()
         step = min(self._task_rows_max, max(1, TASK_BYTES_MAX // self._sample_bytes))
         with run.changed:
@@ -321,6 +333,14 @@ class RowBatchBuilder:
                 known,
             )
             run.tasks.put(partial(self._decode, task))
+
+    def _put_columns(self, batch: OpenBatch, block: SampleBlock) -> bool:
+        """Fill the rows of a block here, if its samples can be decoded in columns."""
+        transforms = self._run.plan.transforms
+        if self._layout is None or len(transforms) > 1 or not isinstance(block.samples, Samples):
+            return False
+        columns = transforms[0].columns(block.samples) if transforms[0].takes_columns else None
+        return columns is not None and self._layout.put_columns(batch.values, batch.rows, columns)
 
     def _finish(
         self, batch: OpenBatch, rows_count: int, dropped: list[int], *, error: BaseException | None, row: int

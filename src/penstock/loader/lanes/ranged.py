@@ -270,7 +270,7 @@ class RangedShard:
         self._pieces = self._reader.pieces(self._unit, views, first=self._unit_at)
         return True
 
-    def _give(self, samples: list[Sample], first: int, size_bytes: int) -> None:
+    def _give(self, samples: Sequence[Sample], first: int, size_bytes: int) -> None:
         self._given_count += len(samples)
         last = self._parsed[-1] if self._parsed else None
         if last is not None and last.first_sample + len(last.samples) == first:
@@ -453,6 +453,7 @@ class TableOfContents:
             size_bytes=shard.size_bytes,
             fields=self._fields,
             on_corrupt=self._reading.on_corrupt[segment.source],
+            in_columns=self._reading.in_columns,
         )
         if shard.size_bytes:
             self._probe = MetadataProbe(shard, self._reader.look(), meter=self._reading.meter)

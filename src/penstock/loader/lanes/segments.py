@@ -224,6 +224,7 @@ class ReadOptions(NamedTuple):
         recording: Makes an index of what whole shards turn out to hold; None: there is one, or none is wanted.
         budget_bytes: Memory budget of the rank.
         ranged_count: Number of lanes that may read a shard by ranges at the same time; each holds one unit.
+        in_columns: Whether tables are read in columns, because no stage needs single samples.
     """
 
     sizes: ReadAheadSizes
@@ -235,6 +236,7 @@ class ReadOptions(NamedTuple):
     recording: IndexRecorder | None = None
     budget_bytes: int = 1 << 62
     ranged_count: int = 1
+    in_columns: bool = False
 
     def share(self, workers_count: int) -> ReadOptions:
         """What one of several worker processes reads with: an equal share of the memory."""

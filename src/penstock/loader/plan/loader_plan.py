@@ -21,6 +21,7 @@ from penstock.loader.plan.stages import is_plain, may_drop, rebatches, row_bytes
 from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.order import Batches, IndexedOrder, MixOrder, StreamOrder
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Shards, Shuffle, Take
+from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -374,6 +375,7 @@ class _Planner:
             sizes=sizes,
             pinned_bytes_max=budget_bytes // 8,
             copies=is_plain(self._pipeline),
+            in_columns=len(leaves) == 1 and SampleTransform(leaves[0]).takes_columns,
             on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
             fields=tuple(leaf.members() for leaf in leaves),
             meter=self._meter,
