@@ -191,6 +191,9 @@ class Layout:
             name: UnequalColumn(name, value, unequal[name]) if name in unequal else BatchColumn(value)
             for name, value in values.items()
         }
+        if self._collate is not None:  # which may make something of arrays of any shapes
+            lists = [name for name, column in self.columns.items() if type(column) is BatchColumn and column.shape]
+            self.columns |= {name: BatchColumn(None) for name in lists}
 
     @classmethod
     def of_specs(cls, specs: Mapping[str, Spec]) -> Layout:

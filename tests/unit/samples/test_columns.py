@@ -170,3 +170,9 @@ def test_layouts_of_specs() -> None:
     assert layout.holds("a", Spec("uint8", (2, 3)))
     for name, spec in (("a", Spec("uint8", (3, 2))), ("a", None), ("b", Spec("int64", ())), ("z", Spec("uint8", (1,)))):
         assert not layout.holds(name, spec)
+
+
+def test_collate_takes_arrays_of_any_shape() -> None:
+    """Arrays of unequal shape reach the function as they are."""
+    rows = [{"t": np.arange(n)} for n in (1, 3)]
+    assert filled(rows, collate=lambda samples: [sample["t"].tolist() for sample in samples]) == [[0], [0, 1, 2]]
