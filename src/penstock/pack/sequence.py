@@ -23,7 +23,15 @@ from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import PackPlan, check_sample_size
 from penstock.pack.recipes import apply_transform
 from penstock.pack.shard_file import ShardFile
-from penstock.pack.written_formats import checksum, prepare, stored_bytes, tail_bytes, with_key_field, written_format
+from penstock.pack.written_formats import (
+    FORMATS_WRITTEN,
+    checksum,
+    prepare,
+    stored_bytes,
+    tail_bytes,
+    with_key_field,
+    written_format,
+)
 from penstock.pipeline import TokenBlocks
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.tracebacks import boundary
@@ -161,6 +169,7 @@ class SequenceWriter(CommitOnExit):
             self._store.close()
             raise
         self._sequence = ShardSequence(self._destination, self._plan, options, first_number=starts[""])
+        self._holds_keys = bool(options.key_field) or FORMATS_WRITTEN[options.format_name].holds_keys
         self._closed = False
         self.samples_count = 0
 
@@ -171,14 +180,17 @@ class SequenceWriter(CommitOnExit):
         JSON, arrays become ``.npy``, and images are encoded in the format of their field's extension.
 
         Raises:
-            DataError: The sample has no key, is larger than a shard, or the format cannot hold it; nothing of it was
-                written.
+            DataError: The sample has no key although the format stores keys, is larger than a shard, or the format cannot
+                hold it; nothing of it was written.
             StoreError: Writing failed; the open shard is lost.
             ClosedError: The writer is closed.
         """
         if self._closed:
             raise ClosedError("the writer is closed")
         key = sample.get("__key__")
+        if key is None and not self._holds_keys:
+            key = f"{self.samples_count:09d}"
+            sample = {**sample, "__key__": key}
         try:
             check_key(key)
         except ConfigError as error:

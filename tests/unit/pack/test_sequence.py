@@ -281,3 +281,14 @@ def test_an_iterable_of_other_samples_never_counts_as_packed(tmp_path: Path, nam
     pack(samples("y"), tmp_path / "new", samples_max=3, format=name, transform=transform)
     shards = [{path.name: path.read_bytes() for path in (tmp_path / to).glob("shard*")} for to in ("out", "new")]
     assert shards[0] == shards[1]
+
+
+def test_keys_are_wanted_where_they_are_stored(tmp_path: Path) -> None:
+    """A format that stores no keys needs none; one that stores them, itself or in a field, does."""
+    with writer(tmp_path / "x-%06d.tfrecord") as out:
+        out.write({"txt": "a"})
+        out.write({"__key__": "k", "txt": "b"})
+    assert [fields["txt"] for _, fields in samples_of(tmp_path, "tfrecord")] == [b"a", b"b"]
+    for name, options in (("x-%06d.tar", {}), ("x-%06d.tfrecord", {"key_field": "id"})):
+        with writer(tmp_path / "other" / name, **options) as out, pytest.raises(DataError, match="no valid key"):
+            out.write({"txt": "a"})
