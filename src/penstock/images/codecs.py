@@ -35,6 +35,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SPACES = {"YCbCr", "Gray", "RGB"}  # CMYK and YCCK need Pillow's conversion
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would silently clip these to 8 bits
 _MASK_MODES = ("L", "P", "1")
+_PIL_MODES = {b"L": 1, b"P": 1, b"LA": 2, b"RGB": 3, b"RGBA": 4, b"CMYK": 4}  # and the bytes of a pixel
+_UNPACK_PIL = struct.Struct("<3I").unpack_from
 _JPEG2000_SIZE = b"\xff\x4f\xff\x51"  # the two markers at the start of a codestream
 _TIFF_BITS = 258  # the tag BitsPerSample
 PIXELS_MAX = 178_956_970
@@ -176,7 +178,7 @@ class _Other(Picture):
             _checked(webp.size)  # Pillow allocates two pictures of this size when it opens the file
         with _pillows_errors():
             try:
-                self._file: Any = Pillow.open(io.BytesIO(data))
+                self._file: Any = _stored_pixels(data) or Pillow.open(io.BytesIO(data))
             except UnidentifiedImageError:  # its text is an address in memory
                 raise ValueError("Pillow does not recognise the format of the picture") from None
             bits = _bits_per_channel(self._file, data)
@@ -200,6 +202,21 @@ class _Other(Picture):
                     f"a mask has one channel of at most 8 bits, but this picture has mode {picture.mode!r}"
                 )
             return np.asarray(picture).astype(np.uint8, copy=False)
+
+
+def _stored_pixels(data: memoryview) -> Any:
+    """Return the Pillow image that MosaicML's encoding ``pil`` stores; None if `data` is anything else.
+
+    It consists of three ``uint32`` (width, height, length of the mode's name), Pillow's name of the mode, and the pixels.
+    """
+    from PIL import Image as Pillow
+
+    width, height, length = _UNPACK_PIL(data) if len(data) > 12 else (0, 0, 0)
+    mode = bytes(data[12 : 12 + length]) if length <= 4 else b""
+    if len(data) - 12 - length != width * height * _PIL_MODES.get(mode, 0) or not width * height:
+        return None
+    _checked(Size(height, width))
+    return Pillow.frombytes(mode.decode(), (width, height), data[12 + length :])
 
 
 class _Png(_Other):

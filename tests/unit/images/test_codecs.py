@@ -244,3 +244,15 @@ def test_other_threads_run_while_a_picture_is_decoded(form: str) -> None:
     finally:
         sys.setswitchinterval(interval_s)
     assert seen.is_set()
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "LA", "RGB", "RGBA", "CMYK"])
+def test_pixels_of_mosaicml_decode(mode: str) -> None:
+    """MosaicML's encoding `pil` (sizes, mode, pixels) decodes as the picture that it was made of; a cut one is none."""
+    pixels = COLOURS[:, :37]  # 40 is how a bitmap begins
+    picture = Image.fromarray(pixels).convert("L" if mode == "P" else mode)
+    picture = Image.frombytes(mode, picture.size, picture.tobytes())
+    data = struct.pack("<3I", *picture.size, len(mode)) + mode.encode() + picture.tobytes()
+    assert np.array_equal(open_picture(memoryview(data)).pixels("RGB"), np.asarray(picture.convert("RGB")))
+    with pytest.raises(ValueError, match="does not recognise"):
+        open_picture(memoryview(data[:-1]))
