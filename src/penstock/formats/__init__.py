@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.formats.columnar import Samples, as_columns, interleaved, joined, reordered
 from penstock.formats.grouping import ObjectGroup, group_objects
+from penstock.formats.magic import conversion_hint
 from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
 from penstock.formats.registry import (
     FORMATS,
@@ -22,6 +23,7 @@ from penstock.formats.registry import (
     narrowed,
     parser_of,
     ranged_of,
+    with_fields,
     without_content,
 )
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS", "HEAD_BYTES", "LOST", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
     "RangedReader", "RecordIOWriter", "Sample", "Samples", "TFRecordWriter", "TarParser", "TarWriter", "Unit",
-    "as_columns", "decided_format", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects",
-    "interleaved", "joined", "look_into", "narrowed", "parser_of", "ranged_of", "reordered", "samples_of", "without_content",
+    "as_columns", "conversion_hint", "decided_format", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name",
+    "group_objects", "interleaved", "joined", "look_into", "narrowed", "parser_of", "ranged_of", "reordered", "samples_of",
+    "with_fields", "without_content",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,20 @@ _MAGIC = (
 
 CONTAINERS = frozenset({"bzip2", "xz", "lz4", "HDF5"})
 """Containers that may hold what the object's name says, in a way that is not supported."""
+
+
+_LITDATA = re.compile(r"(?:^|/)chunk-\d+-\d+(?:\.\w+)?\.bin$").search
+
+
+def conversion_hint(name: str) -> str | None:
+    """Return how to convert the object called `name` if it is a shard that only another library reads, else None."""
+    if _LITDATA(name) is None:
+        return None
+    url = name.rpartition("/")[0]
+    return (
+        'these are chunks of LitData, which only LitData reads. This converts them: python -c "import litdata, penstock; '
+        f"penstock.pack(litdata.StreamingDataset('{url}/'), 's3://bucket/packed/')\""
+    )
 
 
 def look(head: Buffer) -> str | None:

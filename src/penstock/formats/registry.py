@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.magic import CONTAINERS, look
+from penstock.formats.magic import CONTAINERS, conversion_hint, look
 from penstock.formats.tar import TarParser
 from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
 from penstock.types import ByteRange
@@ -122,6 +122,16 @@ _CONTENT = re.compile("-[a-z]+")  # the suffix of tfrecord-raw, tfrecord-example
 def without_content(format_name: str) -> str:
     """Return a format's name without the content of its records: ``tfrecord`` for ``tfrecord-raw``."""
     return _CONTENT.sub("", format_name)
+
+
+def with_fields(format_name: str, fields: Collection[str] | None) -> str:
+    """Return the format as which to parse a shard of which only `fields` are wanted; None: all.
+
+    A line of JSON is one field, ``json``. If only others are wanted, they are the names of the object in it.
+    """
+    kind, dot, compression = format_name.partition(".")
+    is_named = kind == "jsonl" and fields is not None and "json" not in fields
+    return f"jsonl-columns{dot}{compression}" if is_named else format_name
 
 
 def narrowed(said: str | None, known: K) -> str | K:
@@ -263,7 +273,7 @@ def detect(name: str, head: Buffer = b"") -> str:
         what = f"it is {seems}, and neither its name nor its first bytes say of what"
     if format_of_name(name) is not None and seems not in CONTAINERS:
         raise CorruptShardError(what, hint=f"{hint}; is its name right?", shard=name, offset_bytes=0)
-    hint = f"{hint}; give it the suffix of one, or say shards(url, format='tar')"
+    hint = conversion_hint(name) or f"{hint}; give it the suffix of one, or say shards(url, format='tar')"
     raise UnsupportedFormatError(what, hint=hint, shard=name)
 
 

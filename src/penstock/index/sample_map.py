@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.crc import sample_crc
 from penstock.errors import ConfigError, CorruptShardError
-from penstock.formats import FORMATS, decided_format, narrowed, parser_of
+from penstock.formats import FORMATS, decided_format, narrowed, parser_of, with_fields
 from penstock.index.recorder import Verifier
 from penstock.types import ByteRange
 
@@ -53,7 +53,7 @@ class SampleMap:
     Cost: O(shards), and 12 bytes for each sample of the shards whose indexes are kept.
     """
 
-    def __init__(self, known: Lookup, *, indexes_max: int | None = None) -> None:
+    def __init__(self, known: Lookup, *, fields: frozenset[str] | None = None, indexes_max: int | None = None) -> None:
         rows: list[ShardRow] = []
         for versioned, row in zip(known.shards, known.rows, strict=True):
             if row is None:
@@ -67,7 +67,7 @@ class SampleMap:
         self._known = known
         self._rows = rows
         given = (getattr(each.shard, "format", None) for each in known.shards)
-        self._formats = [narrowed(each, row.format) for each, row in zip(given, rows, strict=True)]
+        self._formats = [with_fields(narrowed(each, row.format), fields) for each, row in zip(given, rows, strict=True)]
         # a list: NumPy's search for one number releases the interpreter's lock, and gets it back 60 µs later
         self._starts = [0, *accumulate(row.samples_count for row in rows)]
         self._indexes: dict[int, ShardIndex] = {}

@@ -64,7 +64,7 @@ class IndexedReader(StoredReader):
         self._known = known
         self._fields = fields
         self._indexes_max = indexes_max
-        self._map = SampleMap(known, indexes_max=indexes_max)
+        self._map = SampleMap(known, fields=fields, indexes_max=indexes_max)
         self._starts = np.array(self._map.starts, np.int64)
         self._has_tables = any(row is not None and not row.has_offsets for row in known.rows)
         self._tables: dict[int, RangedReader] = {}  # by shard, for formats with a table of contents
@@ -74,7 +74,8 @@ class IndexedReader(StoredReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._map = SampleMap(self._known, indexes_max=self._indexes_max)  # reads shard indexes again when needed
+        # reads shard indexes again when needed
+        self._map = SampleMap(self._known, fields=self._fields, indexes_max=self._indexes_max)
 
     def __len__(self) -> int:
         return len(self._map)

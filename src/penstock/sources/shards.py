@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock import compose
 from penstock.errors import ClosedError, ConfigError, ObjectMissingError
-from penstock.formats import format_of_name
+from penstock.formats import conversion_hint, format_of_name
 from penstock.index import FOLDER, EarlyIndex
 from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.pipeline import Objects, Shards
@@ -266,6 +266,7 @@ class ShardFinder:
     def _list(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[_Entry]:
         store = self._store(folder)
         others_count = 0
+        converting: str | None = None
         found: list[_Entry] = []
         skip = "" if self._takes_all else FOLDER
         for info in list_objects(store, "", skip=skip, skips_at_once=self._seeks_index and bool(skip)):
@@ -273,6 +274,7 @@ class ShardFinder:
                 continue
             if self._is_other(info.key):
                 others_count += 1
+                converting = converting or conversion_hint(folder + info.key)
                 continue
             found.append((folder, info.key, info.etag, info.size_bytes))
         if not found:
@@ -281,7 +283,9 @@ class ShardFinder:
             if matches is not None:
                 what, hint = "no shard has a name like this", "* and ? do not match a slash, ** does"
             elif others_count:
-                hint = "shards end in .tar or another known format; for single objects use ps.objects(url)"
+                hint = (
+                    converting or "shards end in .tar or another known format; for single objects use ps.objects(url)"
+                )
             elif self._takes_all:
                 what, hint = "no objects here", "is it the right folder? To name a single object, use a list: [url]"
             where = store.describe("") if matches is None else url

@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from loading import write_counted
 from penstock import compose
-from penstock.errors import ClosedError, ObjectMissingError
+from penstock.errors import ClosedError, ObjectMissingError, UnsupportedFormatError
 from penstock.sources.shards import Shard, ShardFinder, ShardVersion, ShardVersions
 from penstock.store import Store
 from penstock.store.local import LocalStore
@@ -148,3 +148,12 @@ def test_a_shard_keeps_the_first_etag_that_is_learned(tmp_path: Path) -> None:
     assert copies[0].versions is copies[1].versions
     with pytest.raises(FrozenInstanceError):
         named.format = "tar"  # type: ignore[misc]
+
+
+def test_chunks_of_litdata_are_named(tmp_path: Path) -> None:
+    """A folder or an object that LitData wrote is said to be one, with the command that converts it."""
+    (tmp_path / "index.json").write_text("{}")
+    (tmp_path / "chunk-0-0.bin").write_bytes(bytes(range(1, 256)) * 3)
+    for url, error in ((f"{tmp_path}/", ObjectMissingError), ([f"{tmp_path}/chunk-0-0.bin"], UnsupportedFormatError)):
+        with pytest.raises(error, match=rf"LitData.*penstock.pack.*StreamingDataset\('(file://)?{tmp_path}/'\)"):
+            next(iter(ps.Loader(ps.shards(url).batch(1))))

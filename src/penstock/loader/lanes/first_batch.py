@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.config import MIB
 from penstock.errors import ClosedError, DataError
-from penstock.formats import FORMATS, joined, narrowed, parser_of
+from penstock.formats import FORMATS, joined, narrowed, parser_of, with_fields
 from penstock.loader.lanes.segments import ShardSegment
 from penstock.ranges import REQUEST_COST_BYTES, near_groups
 from penstock.store.inflight import perform_many
@@ -166,7 +166,7 @@ class FirstBatchPrefetch:
         try:
             for samples, data in _bytes_of(self.ranges(chosen)):
                 self._reading.meter.bytes += len(data)
-                arrived.update(_parsed(samples, data))
+                arrived.update(_parsed(samples, data, self._reading.fields[samples.source]))
             return {
                 key: PrefetchedSamples(
                     [arrived[each][0] for each in addresses], [arrived[each][1] for each in addresses]
@@ -224,7 +224,9 @@ def _bytes_of(ranges: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buff
             yield samples, completion.body
 
 
-def _parsed(samples: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sample, SampleSource]]:
+def _parsed(
+    samples: SampleRange, data: Buffer, fields: frozenset[str] | None
+) -> dict[SampleAddress, tuple[Sample, SampleSource]]:
     """The samples of a range, and the segment that stands for where they came from.
 
     Raises:
@@ -232,7 +234,7 @@ def _parsed(samples: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sam
     """
     shard = samples.shard
     origin = ShardSegment(shard, -1, format_name=samples.format, source=samples.source)
-    parser = parser_of(samples.format, shard=shard.url, start_offset_bytes=samples.span.start)
+    parser = parser_of(with_fields(samples.format, fields), shard=shard.url, start_offset_bytes=samples.span.start)
     parsed = [*parser.feed(data), *parser.finish()]
     return {
         SampleAddress(samples.source, samples.number, number): (sample, origin)

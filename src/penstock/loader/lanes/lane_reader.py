@@ -25,6 +25,7 @@ from penstock.formats import (
     format_of_name,
     narrowed,
     parser_of,
+    with_fields,
 )
 from penstock.loader.lanes.ranged import MetadataProbe, RangedShard
 from penstock.loader.lanes.segments import ParsedSamples, is_ranged, missing_samples_error
@@ -139,6 +140,7 @@ class StreamedSegments:
         self._segments = segments
         self._meter = reading.meter
         self._on_corrupt = reading.on_corrupt
+        self._fields = reading.fields
         self._copies = reading.copies
         self._recording = reading.recording
         self.segment = segments[0]
@@ -214,7 +216,7 @@ class StreamedSegments:
             segment.format, head = head, None
             assert segment.format is not None
         self._parser = parser_of(
-            segment.format,
+            with_fields(segment.format, self._fields[segment.source]),
             shard=segment.url,
             start_offset_bytes=segment.offset_bytes if segment.spans is None else segment.spans[0].start,
             on_corrupt=self._on_corrupt[segment.source],
