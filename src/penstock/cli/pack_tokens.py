@@ -33,9 +33,13 @@ class TokensGroup:
         ),
     ] = None
     field: Annotated[
-        str,
-        typer.Option("--token-field", metavar="FIELD", help="With --tokens: the field with the text or the tokens."),
-    ] = "text"
+        str | None,
+        typer.Option(
+            "--token-field",
+            metavar="FIELD",
+            help="With --tokens: the field with the text; default text, or without --tokenizer tokens.",
+        ),
+    ] = None
     separator: Annotated[
         int | None, typer.Option("--separator", metavar="ID", help="With --tokens: token that follows each document.")
     ] = None
@@ -58,11 +62,12 @@ class TokensGroup:
         documents = shards(url, **connection)
         if shuffle:
             documents = documents.shuffle(seed=seed)
-        if self.tokenizer is not None:
-            documents = documents.decode(Text(self.field)).map(
-                _Tokenize(function_of(self.tokenizer, "--tokenizer"), self.field)
-            )
-        field = self.field if self.tokenizer is None else "tokens"
+        if self.tokenizer is None:
+            field = self.field or "tokens"
+            documents = documents.select(field)
+        else:
+            field, text = "tokens", self.field or "text"
+            documents = documents.decode(Text(text)).map(_Tokenize(function_of(self.tokenizer, "--tokenizer"), text))
         return documents.token_blocks(self.tokens, field=field, separator=self.separator, dtype=self.dtype)  # type: ignore[arg-type]
 
 
