@@ -208,8 +208,6 @@ def pack(
     if named is not None and name is not None:
         raise ConfigError(f"DST names the shards {named!r}, but --name says {name!r}")
     blocks = tokens.pipeline(source, shuffle=shuffle, seed=seed, connection=connection.options())
-    if blocks is not None and format is None and (named or name) is None:
-        format = "mds"  # noqa: A001
     options = PackOptions(
         format=format,
         name=named or name,

@@ -255,9 +255,14 @@ class Loader:
         """
         batches = self._session.planned().batches(self.epoch)
         if batches is None:
+            why, index = (
+                "without an index, the number of samples in a shard is known only after reading it",
+                "run `penstock index`, or ",
+            )
+            if self._session.planned().is_rebatched:
+                why, index = "a stage changes the number of samples", ""
             raise TypeError(
-                "this loader does not know its number of batches: without an index, the number of samples in a shard is "
-                "known only after reading it. Hint: run `penstock index`, or count once with "
+                f"this loader does not know its number of batches: {why}. Hint: {index}count once with "
                 "loader.statistics().batches after an epoch"
             )
         which, every = self._session.options.stride

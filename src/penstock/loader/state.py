@@ -162,6 +162,11 @@ class LoaderState:
             hint = None
             if name in ("rank", "world_size"):
                 hint = "without an index each rank resumes its own state, at the same world size: run `penstock index`"
+                if isinstance(self.position, RebatchedPosition):
+                    hint = (
+                        "with refill, flat_map, token_blocks or batch_by_size, each rank resumes its own state, at the "
+                        "same world size"
+                    )
             raise ConfigError(
                 f"the state has {name}={saved.get(name)!r}, but this loader has {name}={value!r}: {_FACTS.get(name, name)}",
                 hint=hint,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import compose
 from penstock.errors import ConfigError, DataError
+from penstock.formats import format_of_name
 from penstock.index import is_manifest_name
 from penstock.pack import entries, tables
 from penstock.pack.destination import Destination, refuse_inside, split_destination
@@ -76,7 +77,8 @@ def pack(
             ``token_blocks``, whose blocks become the samples.
         destination: A folder, or a pattern of names in a folder: ``s3://bucket/train-%06d.tar``.
         format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl``, ``mds`` or ``parquet``. The suffixes ``.gz`` and ``.zst``
-            compress it (``parquet`` also takes ``.snappy``). None takes the format of `name`'s suffix, or tar.
+            compress it (``parquet`` also takes ``.snappy``). None takes the format of `name`'s suffix, or tar, or mds for
+            blocks of tokens.
         name: Pattern of the shards' names, with ``{split}`` if there are splits.
         bytes_max: Size limit of a shard in bytes before compression; a shard ends before the sample that would exceed
             it. Exact for tar without `transform`, otherwise approximate.
@@ -172,8 +174,10 @@ class Packing(PackJob):
     def __init__(self, source: Any, folder: str, options: PackOptions, *, connection: ConnectionOptions) -> None:
         super().__init__(connection, source.source.connection.given() if _has_connection(source) else connection)
         self._source = source
-        self._options = options
         self._is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
+        if self._is_blocks and options.format is None and format_of_name(options.name or "") is None:
+            options = replace(options, format="mds")  # it stores arrays of one size as they are
+        self._options = options
         self._is_python = self._is_blocks or not isinstance(source, str | os.PathLike | Pipeline)
         self._store = self._stack.enter_context(compose.connect(folder, **connection))
         try:

@@ -112,9 +112,9 @@ def _tokens_of(document: TransformOutput, stage: TokenBlocks) -> NDArray[Any]:
                 raise ValueError(f"{stage.dtype} does not hold all of {tokens.min()} to {tokens.max()}")
             tokens = tokens.astype(stage.dtype)
     except (KeyError, TypeError, ValueError) as error:
-        what = f"only {', '.join(document.values)}" if isinstance(error, KeyError) else str(error)
+        missing = f"the document has no such field, only {', '.join(document.values)}"
         raise DecodeError(
-            f"is not a sequence of whole numbers: {what}",
+            missing if isinstance(error, KeyError) else f"is not a sequence of whole numbers: {error}",
             hint="a .map() before .token_blocks() that returns {'tokens': tokenizer(...)}",
             stage="token_blocks",
             field=stage.field,

@@ -226,7 +226,8 @@ class _Planner:
         self._is_rebatched = rebatches(pipeline)
         if self._is_rebatched and world_size > 1 and options.agree is None:
             raise ConfigError(
-                f"world_size={world_size}: refill, flat_map and batch_by_size may give ranks different numbers of batches",
+                f"world_size={world_size}: refill, flat_map, token_blocks and batch_by_size may give ranks different "
+                "numbers of batches",
                 hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch",
             )
 

@@ -119,7 +119,7 @@ def test_what_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="must come after mix"):
         ps.mix({made.token_blocks(8): 1.0})
     cases: list[tuple[Any, str, str]] = [
-        (lambda sample: {"text": "a"}, "int64", "only text"),
+        (lambda sample: {"text": "a"}, "int64", "no such field, only text"),
         (lambda sample: {"tokens": "a b"}, "int64", "str of"),
         (lambda sample: {"tokens": [0.5]}, "int64", "float64"),
         (lambda sample: {"tokens": [[1], [2]]}, "int64", r"\[2, 1\]"),
@@ -136,3 +136,20 @@ def test_what_is_refused(folder: Path) -> None:
 def test_peek_shows_documents(folder: Path) -> None:
     """``peek`` shows the documents that blocks are made of."""
     assert ps.peek(documents(folder / "data").token_blocks(8), 2)[1]["other"] == "dropped"
+
+
+def test_a_rebatched_job_says_what_it_cannot_know(folder: Path) -> None:
+    """An index does not tell the number of blocks, and lets no other number of ranks resume: the errors do not ask for one."""
+    blocks = documents(folder / "data").token_blocks(8).batch(1)
+    with ps.Loader(blocks, index_dir=folder / "index", lanes=2) as loader:
+        with pytest.raises(TypeError, match=r"a stage changes the number of samples\. Hint: count once"):
+            len(loader)
+        next(iter(loader))
+        state = loader.state_dict()
+    with pytest.raises(ConfigError, match="token_blocks"):
+        next(iter(ps.Loader(blocks, index_dir=folder / "index", rank=0, world_size=2)))
+    with ps.Loader(blocks, index_dir=folder / "index", lanes=2, rank=0, world_size=2, agree=int) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ConfigError, match=r"world_size=1.*Hint: with refill, flat_map, token_blocks") as caught:
+            next(iter(loader))
+        assert "penstock index" not in str(caught.value)
