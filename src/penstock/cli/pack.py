@@ -65,7 +65,8 @@ class ExecutionGroup:
         typer.Option(
             "--jobs",
             metavar="N",
-            help="Number of shards at a time; default 4, or with a transform the number of cores.",
+            help="Number of shards at a time; default 4, or with a transform the number of cores. With --tokens: number "
+            "of processes that tokenise; default none.",
         ),
     ] = None
     memory_bytes_max: Annotated[
