@@ -31,7 +31,8 @@ PAGES = [
     Path("docs/start.md"),
     Path("docs/concepts/memory.md"),
     Path("docs/concepts/processes.md"),
-    *(path.relative_to(ROOT) for path in sorted((ROOT / "docs/guides").glob("*.md"))),
+    *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("guides/*.md"))),
+    *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("recipes/*.md"))),
 ]
 BLOCK = re.compile(r"^<!-- (runs|runs: fuse|serves|file: [\w.-]+) -->\n+```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RUN_SOMEWHERE = re.compile(r"^<!-- runs(: \w+)? -->\n+```python$", re.MULTILINE)
