@@ -191,6 +191,22 @@ def test_downloads_of_earlier_runs(store: MemoryStore, download: Callable[..., P
     assert (tmp_path / "second" / "a").samefile(tmp_path / "train" / "a")
 
 
+@pytest.mark.parametrize("linked", ["", "sub"])
+def test_downloads_follow_no_link_out_of_their_directory(
+    store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, linked: str
+) -> None:
+    """A link in place of a directory that an earlier run has made among the downloads is an error, and nothing is written."""
+    store.write("train/sub/b", b"b")
+    download(downloads=tmp_path / "kept")
+    (root,) = (tmp_path / "kept").iterdir()
+    (root / linked).rename(tmp_path / "elsewhere")
+    (root / linked).symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    store.write("train/sub/b", b"new")
+    with pytest.raises(ConfigError, match=r"is a link, and files are written below .*kept"):
+        download(downloads=tmp_path / "kept", path=tmp_path / "second")
+    assert set(tree(tmp_path / "elsewhere").values()) == {b"b"}
+
+
 def test_downloads_in_a_relative_directory(
     store: MemoryStore, download: Callable[..., Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,9 +111,9 @@ def open_file_channel(
         channel=channel.name,
         is_there=lambda name: _is_there(channel, replace(by_name[name], path=path / name)),
     )
-    if root != path:
+    if downloads is not None:
         root.mkdir(parents=True, exist_ok=True)
-        check_folders(root, by_name)
+        check_folders(downloads, (f"{root.name}/{name}" for name in by_name))
     missing = items if _is_empty(root) else [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)
