@@ -25,7 +25,7 @@ NAMES = {
     "CacheConfig", "Dataset", "LoaderStatistics", "Pipeline", "__version__",
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",
-         "cv2", "simplejpeg", "soundfile", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
+         "cv2", "simplejpeg", "soundfile", "soxr", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
 
 # What importing `Loader` leaves to the first loader that is made ...
 ENGINE = ("numpy", "crc32c", "penstock.access", "penstock.cache", "penstock.compose", "penstock.fetch", "penstock.formats",

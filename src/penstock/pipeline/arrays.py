@@ -122,16 +122,18 @@ class Audio(Field):
     unequal length need ``frames=``, or ``pad=`` or ``ragged=`` in the batch.
 
     Attributes:
-        rate_hz: Sample rate that every recording must have; None accepts any. Recordings are never resampled.
-        channels: ``"mono"`` averages the channels; None keeps them.
+        rate_hz: Sample rate of the value: recordings with another one are resampled by soxr, in its high quality; None
+            keeps the rate of each recording.
+        channels: 1 or ``"mono"`` averages the channels; any other number, or ``"stereo"`` for 2, repeats the channel of a
+            recording that has one, and must be the number of channels of all others; None keeps them.
         frames: Number of frames to cut every recording to, or to fill it up to with silence; None: as stored.
         dtype: ``"float32"``, or ``"int16"``, as most files store it.
     """
 
-    MODULES: ClassVar[tuple[str, ...]] = ("soundfile",)
+    MODULES: ClassVar[tuple[str, ...]] = ("soundfile", "soxr")
     EXTRA: ClassVar[str] = "audio"
     rate_hz: int | None = field(default=None, kw_only=True)
-    channels: Literal["mono"] | None = field(default=None, kw_only=True)
+    channels: int | Literal["mono", "stereo"] | None = field(default=None, kw_only=True)
     frames: int | None = field(default=None, kw_only=True)
     dtype: Literal["float32", "int16"] = field(default="float32", kw_only=True)
 
@@ -141,19 +143,20 @@ class Audio(Field):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
-        if self.channels not in (None, "mono"):
-            raise ConfigError(f"channels={self.channels!r} must be None or 'mono'")
+        if self.channels is not None and self._channels_count < 1:
+            raise ConfigError(f"channels={self.channels!r} must be a number of channels, 'mono', 'stereo' or None")
         if self.dtype not in ("float32", "int16"):
             raise ConfigError(f"dtype={self.dtype!r} must be 'float32' or 'int16'")
-        if self.channels == "mono" and self.dtype != "float32":
-            raise ConfigError("channels='mono' averages the channels, which needs dtype='float32'")
+        if self._channels_count == 1 and self.dtype != "float32":
+            raise ConfigError(f"channels={self.channels!r} averages the channels, which needs dtype='float32'")
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """Dtype and shape; None unless `frames` is given and `channels` is ``"mono"``."""
+        """Dtype and shape; None unless `frames` and `channels` are given."""
         if self.frames is None or self.channels is None:
             return (None,)
-        return (Spec(self.dtype, (self.frames,)),)
+        count = self._channels_count
+        return (Spec(self.dtype, (self.frames,) if count == 1 else (self.frames, count)),)
 
     def decode(self, data: memoryview) -> NDArray[Any]:
         """Return a writable dtype[frames] or dtype[frames, channels]."""
@@ -161,13 +164,34 @@ class Audio(Field):
         import soundfile  # type: ignore[import-untyped]
 
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if self.rate_hz is not None and file.samplerate != self.rate_hz:
-                raise ValueError(
-                    f"the recording has {file.samplerate} Hz, not {self.rate_hz}; recordings are not resampled"
-                )
-            sound: NDArray[Any] = file.read(frames=self.frames or -1, dtype=self.dtype)
-        if self.channels == "mono" and sound.ndim == 2:
-            sound = sound.mean(axis=1, dtype=sound.dtype)
+            stored_hz = file.samplerate
+            rate_hz = self.rate_hz or stored_hz
+            wanted = -1 if self.frames is None else self.frames
+            if wanted > 0 and rate_hz != stored_hz:  # and a tenth of a second, so that the filter sees what follows
+                wanted = -(-wanted * stored_hz // rate_hz) + stored_hz // 10
+            sound: NDArray[Any] = file.read(frames=wanted, dtype=self.dtype)
+        sound = self._with_channels(sound)
+        if rate_hz != stored_hz:
+            import soxr
+
+            sound = soxr.resample(sound, stored_hz, rate_hz)[: self.frames]
         if self.frames is not None and len(sound) < self.frames:
             sound = np.concatenate([sound, np.zeros((self.frames - len(sound), *sound.shape[1:]), sound.dtype)])
         return sound
+
+    @property
+    def _channels_count(self) -> int:
+        """Number of channels of the value; 0 if `channels` is none or no number."""
+        count = {"mono": 1, "stereo": 2}.get(str(self.channels), self.channels)
+        return count if isinstance(count, int) and not isinstance(count, bool) else 0
+
+    def _with_channels(self, sound: NDArray[Any]) -> NDArray[Any]:
+        count, stored_count = self._channels_count, 1 if sound.ndim == 1 else sound.shape[1]
+        if count in (0, stored_count):
+            return sound
+        if count == 1:
+            averaged: NDArray[Any] = sound.mean(axis=1, dtype=sound.dtype)
+            return averaged
+        if stored_count > 1:
+            raise ValueError(f"the recording has {stored_count} channels, not {count}")
+        return sound[:, None].repeat(count, axis=1)
