@@ -21,7 +21,7 @@ from penstock.pack.recipes import EntriesRecipe
 from penstock.pack.sequence import TokenRows, is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
-from penstock.pipeline import Objects, Pipeline, TokenBlocks, check_rereadable, objects
+from penstock.pipeline import Batch, Objects, Pipeline, TokenBlocks, check_rereadable, objects
 from penstock.sources.shards import Shard, ShardFinder
 from penstock.tracebacks import boundary
 
@@ -175,6 +175,8 @@ class Packing(PackJob):
         super().__init__(connection, source.source.connection.given() if _has_connection(source) else connection)
         self._source = source
         self._is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
+        if self._is_blocks and source.stage(Batch) is not None:
+            raise ConfigError("pack() takes blocks of tokens, not batches of them", hint="leave out .batch()")
         if self._is_blocks and options.format is None and format_of_name(options.name or "") is None:
             options = replace(options, format="mds")  # it stores arrays of one size as they are
         self._options = options

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.app import run
+from penstock.errors import ConfigError
 from penstock.pack import pack, writer
 from penstock.pack.progress import NullListener
 
@@ -49,6 +50,12 @@ def test_packed_blocks_are_those_of_the_loader(blocks: Any, tmp_path: Path) -> N
     with ps.Loader(ps.shards(f"{tmp_path}/out/").batch(8)) as loader:
         assert len(loader) == -(-len(found) // 8)
     assert pack(blocks, tmp_path / "parquet/", format="parquet").rows[0].format == "parquet"
+
+
+def test_batches_are_refused(blocks: Any, tmp_path: Path) -> None:
+    """A pipeline with a batch stage gives batches, which are no samples."""
+    with pytest.raises(ConfigError, match="leave out"):
+        pack(blocks.batch(8), tmp_path / "out/")
 
 
 def test_a_killed_run_goes_on(blocks: Any, tmp_path: Path) -> None:
