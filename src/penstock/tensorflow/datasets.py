@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,7 +32,8 @@ def dataset(
 ) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
 
-    Each iteration is one whole epoch, and the next iteration is the next epoch, even if one ends early. Batches are passed to
+    Each iteration is one whole epoch, and the next iteration is the next epoch, even if one ends early. A ``Loader`` whose
+    state was loaded first gives the rest of its epoch; ``model.fit`` resumes with ``LoaderCheckpoint``. Batches are passed to
     TensorFlow as arrays, not sample by sample: numbers unchanged, text and bytes as ``tf.string[B]``, ragged columns as
     ``tf.RaggedTensor``. Raw TFRecords are a column too:
     ``.map(lambda batch: tf.io.parse_example(batch["record"], features))``.
@@ -57,12 +61,22 @@ def dataset(
         loader = source
     else:
         loader = Loader(source, **options)
-    epochs = _Epochs(loader)
-    batches_count = None
+    # A caller's loader may continue inside an epoch, and without a signature, nothing is read before the first iteration.
+    batches_count = _length_of(loader) if loader is not source and signature is None else None
+    made = dataset_of(Epochs(loader), signature=signature, batches_count=batches_count)
+    if "world_size" in options:  # else experimental_distribute_dataset would divide the part of this rank once more
+        policy = tf.data.Options()
+        policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        made = made.with_options(policy)
+    return made
+
+
+def dataset_of(
+    epochs: Epochs, *, signature: Mapping[str, tf.TensorSpec] | None, batches_count: int | None
+) -> tf.data.Dataset:
+    """Return the data set of these epochs, which says that each has so many batches, unless it is None."""
     if signature is None:
         signature = signature_of(epochs.first_batch())
-        # A caller's loader may continue inside an epoch.
-        batches_count = _length_of(loader) if loader is not source else None
     made = tf.data.Dataset.from_generator(_flat(epochs, signature), output_signature=dict(signature))
     if batches_count is not None:
         made = made.apply(tf.data.experimental.assert_cardinality(batches_count))
@@ -103,38 +117,74 @@ def _length_of(loader: Loader) -> int | None:
         return None
 
 
-class _Epochs:
-    """Makes each iteration a separate epoch. The first batch, if it was read for the signature, is not lost."""
+class Epochs:
+    """Makes each iteration a separate epoch. The first batch, if it was read for the signature, is not lost.
 
-    def __init__(self, loader: Loader) -> None:
+    Args:
+        loader: The loader that is iterated.
+        keeps_states: Whether to remember the loader's state after each batch, until ``state_after`` is called. TensorFlow
+            reads ahead, so the loader itself is further than the training.
+    """
+
+    def __init__(self, loader: Loader, *, keeps_states: bool = False) -> None:
         self._loader = loader
+        self._keeps_states = keeps_states
+        self._states = deque([(0, loader.state_dict())])  # after how many batches of the last iteration
         self._begun: tuple[dict[str, Any], Iterator[dict[str, Any]]] | None = None
         self._epoch = -1  # of the last iteration
+        self._lock = threading.Lock()  # TensorFlow may still read ahead in an iteration that was left
 
     def first_batch(self) -> dict[str, Any]:
+        """Read the first batch of the first epoch, which the first iteration then begins with."""
         batches = self._next_epoch()
         first = next(batches, None)
         if first is None:
             raise ConfigError("there is no batch to take dtypes and shapes from", hint="pass signature=")
-        self._begun = (first, batches)
+        self._begun = (self._loader.state_dict(), itertools.chain([first], batches))
         return first
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._begun is None:
-            yield from self._next_epoch()
-            return
-        (first, batches), self._begun = self._begun, None
-        yield first
-        yield from batches
+        states = deque([(0, self._states[-1][1])])
+        with self._lock:
+            begun, self._begun = self._begun, None
+            if begun is not None and begun[0] != self._loader.state_dict():  # another state was loaded meanwhile
+                begun, self._epoch = None, -1
+            batches = self._next_epoch() if begun is None else begun[1]
+            self._states = states
+        for count in itertools.count(1):
+            with self._lock:
+                batch = next(batches, None)
+                if batch is not None and self._keeps_states:
+                    states.append((count, self._loader.state_dict()))
+            if batch is None:
+                return
+            yield batch
+
+    def state_after(self, count: int) -> dict[str, Any]:
+        """Return the loader's state after so many batches of the last iteration, and forget those before it."""
+        states = self._states
+        while len(states) > 1 and states[0][0] < count:
+            states.popleft()
+        return states[0][1]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was saved in the next iteration."""
+        self._loader.load_state_dict(state)
+        self._states = deque([(0, state)])
+        self._begun, self._epoch = None, -1
 
     def _next_epoch(self) -> Iterator[dict[str, Any]]:
-        if self._loader.epoch == self._epoch:  # it was left early
-            self._loader.restart(epoch=self._epoch + 1)
-        self._epoch = self._loader.epoch
-        return iter(self._loader)
+        for _ in range(2):  # a state that was loaded may be from the end of an epoch, of which nothing is left
+            if self._loader.epoch == self._epoch:  # it was left early
+                self._loader.restart(epoch=self._epoch + 1)
+            self._epoch = self._loader.epoch
+            batches = iter(self._loader)
+            for first in batches:
+                return itertools.chain([first], batches)
+        return iter(())
 
 
-def _flat(epochs: _Epochs, signature: Mapping[str, tf.TensorSpec]) -> Callable[[], Iterator[dict[str, Any]]]:
+def _flat(epochs: Epochs, signature: Mapping[str, tf.TensorSpec]) -> Callable[[], Iterator[dict[str, Any]]]:
     """Return the function that ``from_generator`` needs."""
     strings = [name for name, spec in signature.items() if spec.dtype == tf.string]
     ragged = [name for name, spec in signature.items() if isinstance(spec, tf.RaggedTensorSpec)]

@@ -62,6 +62,25 @@ def test_a_loader_of_your_own(folder: Path) -> None:
             ps.tensorflow.dataset(loader, threads=2)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_state_may_be_loaded_before_or_after_the_dataset_is_made(folder: Path, count: int) -> None:
+    """The first iteration goes on there, inside an epoch or at its end, and the next one is a whole epoch."""
+    with ps.Loader(pipeline(folder)) as loader:
+        epochs = [numbers(loader) for _ in range(3)]
+        loader.restart(0)
+        batches = iter(loader)
+        state = [loader.state_dict() for _, _ in zip(range(count), batches, strict=False)][-1]
+    rest = epochs[0][8 * count :] or epochs[1]
+    with ps.Loader(pipeline(folder)) as loader:
+        loader.load_state_dict(state)
+        assert numbers(ps.tensorflow.dataset(loader)) == rest
+    with ps.Loader(pipeline(folder)) as loader:
+        dataset = ps.tensorflow.dataset(loader)
+        loader.load_state_dict(state)
+        assert numbers(dataset) == rest
+        assert numbers(dataset) == epochs[1 if count == 2 else 2]
+
+
 def test_pictures_arrive_as_they_are(tmp_path: Path) -> None:
     """uint8[B, H, W, 3] of a map function reaches TensorFlow bit by bit."""
 
