@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
     from penstock.loader.batches.token_blocks import cu_seqlens as cu_seqlens
+    from penstock.loader.columns import balanced_numbers as balanced_numbers
+    from penstock.loader.columns import read_column as read_column
     from penstock.loader.explain import explain as explain
     from penstock.loader.preview import describe as describe
     from penstock.loader.preview import peek as peek
-    from penstock.loader.preview import read_column as read_column
     from penstock.loader.warming import warm_cache as warm_cache
     from penstock.mount import MountModule
     from penstock.pack import PackModule
@@ -101,7 +102,7 @@ _ORIGIN = {
     "describe": "penstock.loader.preview",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.preview",
-    "read_column": "penstock.loader.preview",
+    **dict.fromkeys(("balanced_numbers", "read_column"), "penstock.loader.columns"),
     "warm_cache": "penstock.loader.warming",
     "set_process_budget": "penstock.fetch",
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),

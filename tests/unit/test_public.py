@@ -21,7 +21,8 @@ NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
     "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
     "Audio", "Float", "Function", "Numpy", "mix", "objects", "describe", "cu_seqlens", "explain", "peek", "build_index",
-    "Category", "read_column", "set_process_budget", "warm_cache", "download_directory", "upload_directory",
+    "Category", "balanced_numbers", "read_column", "set_process_budget", "warm_cache", "download_directory",
+    "upload_directory",
     "CacheConfig", "Dataset", "LoaderStatistics", "Pipeline", "__version__",
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
-from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline, Select, Sequential, check_rereadable
+from penstock.pipeline import (
+    Dataset,
+    Decode,
+    Join,
+    Map,
+    Mix,
+    Objects,
+    Pipeline,
+    Select,
+    Sequential,
+    Shards,
+    check_rereadable,
+)
 from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
@@ -29,7 +41,6 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.formats import Sample
     from penstock.index import Lookup
-    from penstock.pipeline import Shards
     from penstock.pipeline.dataset import Values
     from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
@@ -206,6 +217,8 @@ def transform_of(pipeline: Pipeline) -> SampleTransform:
             f"{pipeline!r} mixes sources, and samples of a mix have an order but no numbers",
             hint="open each source, or iterate a Loader",
         )
+    if isinstance(pipeline.source, Shards) and pipeline.source.picked is not None:
+        raise ConfigError(f"{pipeline!r} is opened without .pick()", hint="dataset[numbers]")
     for stage in pipeline.stages:
         if not isinstance(stage, Decode | Map | Select | Join):
             raise ConfigError(

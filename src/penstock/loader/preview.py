@@ -1,7 +1,4 @@
-"""Looking at data by hand: ``peek`` gives the first samples of a pipeline, ``describe`` says what a batch holds.
-
-``read_column`` gives one member of all samples, to be used as a list of categories or labels.
-"""
+"""Looking at data by hand: ``peek`` gives the first samples of a pipeline, ``describe`` says what a batch holds."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from penstock.config import MIB, FetchConfig, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, Stored, TokenBlocks, check_rereadable
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, TokenBlocks, check_rereadable
 from penstock.sizes import format_bytes
 from penstock.tracebacks import boundary
 
@@ -49,28 +46,6 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     check_whole("n", n, 1, PEEK_MAX)
     found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
     return [samples[row] for row in range(n) for samples in found if row < len(samples)][:n]
-
-
-@boundary
-def read_column(pipeline: Pipeline, name: str) -> list[Any]:
-    """Return one member of all samples, in stored order: text as ``str``, numbers as the format stores them, None for nulls.
-
-    Args:
-        pipeline: Its source is read; its stages are ignored.
-        name: Name of the member.
-
-    Raises:
-        ConfigError: The source is a mix or a pipe, or `name` is not a name.
-        StoreError, DataError: The data cannot be read, or the member is neither text nor one number.
-
-    Cost: a pass over the data set, which reads that member only where the format allows it, and the list.
-    """
-    check_rereadable(pipeline, "read_column")
-    source = Pipeline(pipeline.source)
-    if len(source.flat().leaves) > 1:
-        raise ConfigError(f"read_column({source!r}): a mix has no stored order", hint="read the column of each source")
-    with Loader(source.decode(Stored(name, default=None)).batch(1024), lanes=1, rank=0, world_size=1) as loader:
-        return [value for batch in loader for value in batch[name]]
 
 
 def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:

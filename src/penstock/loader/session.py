@@ -18,6 +18,7 @@ from penstock.loader.epoch.opening import open_epoch
 from penstock.loader.epoch.runs import EpochRequest, WorkerOptions
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
+from penstock.loader.plan.mix import filtered_shares
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.position import (
@@ -87,6 +88,7 @@ class Session:
             cache=self.options.cache,
             share=self.options.share,
         )
+        self._checks_shares = len(self.transforms) > 1 and any(each.has_filter for each in self.transforms)
         self._plan = None
         self._has_agreed = False  # whether the ranks have agreed on the use of an index
 
@@ -143,8 +145,17 @@ class Session:
         self._position = numbered.position
         if self._line is not None:
             self._draw(self._line)
+        if self._checks_shares:
+            self._check_shares()
         self._previous_s, self._previous_cpu_s = time.perf_counter(), time.thread_time()
         return numbered.batch
+
+    def _check_shares(self) -> None:
+        """Warn once if filters change the shares of a mix."""
+        found = filtered_shares(self.planned().read_plan.order, self.transforms)
+        if found is not None:
+            self._checks_shares = False
+            _log.warning(found)
 
     def begin_at(self, epoch: int) -> None:
         """Go to the beginning of an epoch. Iterators that were made before are exhausted."""

@@ -72,6 +72,7 @@ class Shards:
         on_corrupt: Policy for damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
             of the shard; what is skipped is counted.
         manifest: URL of a list of shards that is read instead of listing a store; `urls` is then empty.
+        picked: Numbers of the samples to read, counted over all shards; None: all samples.
     """
 
     urls: tuple[str, ...]
@@ -80,6 +81,7 @@ class Shards:
     format: str | None = None
     on_corrupt: OnCorrupt = "raise"
     manifest: str | None = None
+    picked: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_urls("shards", self.urls, manifest=self.manifest)
@@ -93,7 +95,8 @@ class Shards:
     def __repr__(self) -> str:
         options = [] if self.format is None else [f"format={self.format!r}"]
         options += [] if self.on_corrupt == "raise" else [f"on_corrupt={self.on_corrupt!r}"]
-        return _shown("shards", self, options)
+        picked = "" if self.picked is None else f".pick({len(self.picked)} samples)"
+        return _shown("shards", self, options) + picked
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,10 @@ class SampleTransform:
             row in a joined table.
         is_many: Whether a call returns a list of any length, because there is a ``flat_map``.
         takes_columns: Whether ``columns`` may return columns: the only stage, if any, decodes fields that allow it.
+        has_filter: Whether there is a ``filter``.
         tolerance: Counts the samples that are dropped for an error, and bounds their number.
+        seen_count, filtered_count: Number of samples that reached the first filter, and that any filter left out. Threads
+            count without a lock, so that they are nearly exact.
 
     Raises:
         ConfigError: A field needs a package that is not installed.
@@ -74,6 +77,8 @@ class SampleTransform:
         joins = [prepared.stage for prepared in self._stages if isinstance(prepared.stage, Join)]
         self.is_empty = not kinds
         self.is_many = FlatMap in kinds
+        self.has_filter = Filter in kinds
+        self.seen_count = self.filtered_count = 0
         self.may_drop = (
             Filter in kinds
             or any(prepared.max_errors for prepared in self._stages)
@@ -248,7 +253,11 @@ class SampleTransform:
             return _joined(stage, prepared.name, values, table, context)
         given = _copied(values) if prepared.is_raw else dict(values)
         given.update(__key__=context.sample.key, __shard__=context.shard, __position__=context.position)
-        return _called(prepared, given, values, context)
+        result = _called(prepared, given, values, context)
+        if isinstance(stage, Filter):
+            self.seen_count += prepared.name == "filter[0]"
+            self.filtered_count += result is None
+        return result
 
 
 def _prepared(stage: Any, before: Sequence[_PreparedStage], *, is_raw: bool) -> _PreparedStage:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     from penstock.loader.plan.loader_plan import OrderOptions
     from penstock.pipeline import Pipeline
+    from penstock.samples.transform import SampleTransform
+
+SEEN_MIN = 200
+"""Samples of each source with a filter from which its yield is known well enough."""
+
+SHARE_RATIO_MAX = 1.5
+"""Largest ratio of a source's share before and after filters about which users are not warned."""
 
 
 def mixed_order(
@@ -43,6 +50,32 @@ def mixed_order(
         rank=options.rank,
         world_size=options.world_size,
     )
+
+
+def filtered_shares(order: object, transforms: Sequence[SampleTransform]) -> str | None:
+    """Return what to tell users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``; else None.
+
+    Args:
+        order: Order of epoch 0, so far.
+        transforms: Transform of the samples of each source, which count what their filters leave out.
+    """
+    if not isinstance(order, MixOrder) or any(each.has_filter and each.seen_count < SEEN_MIN for each in transforms):
+        return None
+    shares = list(map(float, order.history[-1].shares([True] * len(transforms))))
+    yields = [1 - each.filtered_count / max(1, each.seen_count) for each in transforms]
+    left = [share * each for share, each in zip(shares, yields, strict=True)]
+    left = [each / (sum(left) or 1) for each in left]
+    if all(SHARE_RATIO_MAX * min(pair) >= max(pair) for pair in zip(shares, left, strict=True)):
+        return None
+    needed = [share / each if each else 0.0 for share, each in zip(shares, yields, strict=True)]
+    return (
+        f"weights of a mix hold before filters, which leave {_percent(left)} of shares {_percent(shares)}. Hint: weights "
+        f"{_percent(needed)} make up for them; .pick() chooses samples before they are mixed"
+    )
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return " : ".join(f"{share / (sum(shares) or 1):.1%}" for share in shares)
 
 
 def reweighted_order(

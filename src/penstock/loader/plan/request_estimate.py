@@ -116,7 +116,11 @@ class RequestEstimator:
         for at, number in enumerate(numbers):
             if number not in requests:
                 requests[number] = sum(
-                    (_whole(item.size_bytes, part_bytes) for item in objects.requests(number)), NOTHING
+                    (
+                        _whole(item.size_bytes if item.span is None else item.span.length_bytes, part_bytes)
+                        for item in objects.requests(number)
+                    ),
+                    NOTHING,
                 )
             is_certain = needed_count is None or at < needed_count
             self.total += requests[number] if is_certain else requests[number].none_certain()

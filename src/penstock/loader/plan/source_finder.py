@@ -77,6 +77,7 @@ class SourceFinder:
         self._index_dir = index_dir
         self._reader: SequentialReader | None = None
         self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
+        self._members = [leaf.members() for leaf in pipeline.flat().leaves]
         for leaf in pipeline.flat().leaves:
             assert not isinstance(leaf.source, Mix)
             if isinstance(leaf.source, Sequential):  # it is the only source: mix() refuses it
@@ -110,7 +111,7 @@ class SourceFinder:
             return PipelineData(sources=sources, is_indexed=is_indexed, summary=summary)
 
         if all(source.objects is not None for source in sources):
-            return data(f"reading {samples} samples that are objects", is_indexed=True)
+            return data(f"reading {samples} samples by number", is_indexed=True)
         if index == "stream":
             return data(f"reading {total} shards in mode 'stream', without an index", is_indexed=False)
         if all(source.is_indexed for source in sources):
@@ -144,6 +145,13 @@ class SourceFinder:
         source, finder = self._sources[number]
         if isinstance(source, Objects):
             return _of_objects(source, finder)
+        if source.picked is not None:
+            from penstock.sources.picked import PickedReader
+
+            found = lookup(finder.find(), index_dir=self._index_dir)
+            if not found.is_complete:
+                raise ConfigError(f"{source!r} needs to know where samples lie", hint="run `penstock index URL`")
+            return DataSource(shards=[], objects=PickedReader(found, source.picked, fields=self._members[number]))
         if index == "stream":
             return DataSource(shards=finder.find())
         early = finder.early_index()
