@@ -206,7 +206,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_changes_nothing(rezipped: bool, m
         file = again
     outcomes = {"error": 0, "same": 0}
     with ps.connect(url.removesuffix("x.pt")) as store:
-        for bit in range(0, len(file.getvalue()) * 8, 7):
+        for bit in range(0, len(file.getvalue()) * 8, 29):
             damaged = bytearray(file.getvalue())
             damaged[bit // 8] ^= 1 << bit % 8
             store.write("x.pt", damaged)
@@ -217,7 +217,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_changes_nothing(rezipped: bool, m
             else:
                 assert same(saved, found), (bit, bytes(damaged[bit // 8 - 8 : bit // 8 + 8]))
                 outcomes["same"] += 1
-    assert min(outcomes.values()) > 100, outcomes
+    assert min(outcomes.values()) > 30, outcomes
 
 
 @pytest.mark.parametrize(

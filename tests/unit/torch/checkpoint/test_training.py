@@ -606,7 +606,8 @@ def test_the_state_of_an_optimizer_keeps_its_dtypes(url: str, kind: str) -> None
 def test_every_other_kind_of_optimizer_is_refused(url: str, kind: str) -> None:
     """An optimizer of another class is told both names, with state and without, and nothing is changed."""
     Half(kind, steps=1).checkpoint.save(url, step=1)
-    for other in KINDS.keys() - {kind}:
+    at, kinds = list(KINDS).index(kind), [*KINDS, *KINDS]
+    for other in kinds[at + 1 : at + 5]:  # kinds that are alike stand together
         for steps in (0, 1):
             run = Half(other, steps=steps)
             before = run.state()
