@@ -77,14 +77,14 @@ test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on r
 FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
 FRAMEWORK_jax := jax flax orbax-checkpoint 'ministack>=1.5.20'
-FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning 'ministack>=1.5.20'
+FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning torchdata 'ministack>=1.5.20'
 FRAMEWORK_transformers := $(TORCH) transformers accelerate safetensors 'datasets>=4' 'ministack>=1.5.20'
 FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
 FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
 FRAMEWORK_feeds := grain spdl nvidia-dali-cuda120
 FRAMEWORK_doors := $(TORCH) lightning torchdata 'datasets>=4' webdataset tensorflow-cpu jax 'ministack>=1.5.20' boto3 trustme
-FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4' 'ministack>=1.5.20' boto3
+FRAMEWORK_ray := $(TORCH) 'ray[train]>=2.50' 'datasets>=4' 'ministack>=1.5.20' boto3
 FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
 FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
 FRAMEWORK_torchdata := $(TORCH) torchdata==0.9.0 'ministack>=1.5.20' boto3 iopath  # the last version with DataPipes

@@ -18,6 +18,7 @@ from penstock.loader.plan.stages import may_drop
 from penstock.pipeline import Sequential
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
+from penstock.torch.lightning import calling_loop, is_lost_on_resuming
 from penstock.torch.shared import Once
 from penstock.tracebacks import boundary
 
@@ -92,8 +93,22 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return self._current
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch of this rank; ``TypeError`` if the loader does not know it."""
-        return len(self._opened(worker_here(), None)[0])
+        """Return the number of batches per epoch of this rank.
+
+        Raises:
+            TypeError: The loader does not know it.
+            ConfigError: Lightning asks, and is about to resume without the position of the ``DataLoader``.
+        """
+        count = None
+        try:
+            count = len(self._opened(worker_here(), None)[0])
+        finally:
+            if is_lost_on_resuming(calling_loop(sys._getframe(1)), self, is_sized=count is not None):
+                raise ConfigError(
+                    "Lightning does not restore the position of this DataLoader here, and would resume with other samples",
+                    hint="train on ps.torch.Tensors(ps.Loader(pipeline))",
+                )
+        return count
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.

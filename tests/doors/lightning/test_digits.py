@@ -14,7 +14,6 @@ from pages import write_pictures
 
 lightning = pytest.importorskip("lightning")
 import torch  # noqa: E402 - Lightning brings it
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_digits.py"
 
@@ -83,21 +82,3 @@ def test_the_example_runs_and_goes_on(tmp_path: Path) -> None:
     assert torch.load(middle, weights_only=False)["global_step"] == 10
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert re.search(r"^15 steps, loss [01]\.\d+$", done.stdout, re.MULTILINE), done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("step", [2, 6, 7, 8])
-def test_a_run_resumes_at_the_very_next_batch(tmp_path: Path, step: int) -> None:
-    """With an index, a checkpoint from any batch of an epoch, also the last, continues exactly: none twice, none left out."""
-    total = write_counted(tmp_path / "data", (9, 4, 7))
-    index_beside(tmp_path / "data")
-    made = pipeline(tmp_path / "data", batch=3)
-    checkpoints = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    whole, rest = Recorder(), Recorder()
-    with ps.Loader(made) as loader:
-        trainer(max_epochs=2, callbacks=[checkpoints]).fit(whole, ps.torch.Tensors(loader))
-    with ps.Loader(made) as loader:
-        resumed = trainer(max_epochs=2, enable_checkpointing=False)
-        resumed.fit(rest, ps.torch.Tensors(loader), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
-    assert len(whole.seen) == 2 * total
-    rows = min(3 * step, total) + 3 * max(0, step - 7)  # the seventh batch of an epoch has two samples
-    assert rest.seen == whole.seen[rows:]

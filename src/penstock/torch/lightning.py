@@ -1,0 +1,82 @@
+"""Which of Lightning's loops calls a dataloader, and the state that it read from a checkpoint and did not restore.
+
+``trainer.fit`` saves the states of its dataloaders, but restores them only inside an epoch. It does not restore them at the end
+of an epoch, where ``ModelCheckpoint`` saves by default, nor if ``configure_optimizers`` has asked for
+``trainer.estimated_stepping_batches``. The loop keeps such states, though. And it does not tell a dataloader whether it trains
+or validates. So this looks for the loop among the functions that call. No other file knows names that are private to Lightning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_LOOPS = ("_FitLoop", "_EvaluationLoop", "_PredictionLoop")
+_CALLERS_MAX = 7  # from a dataloader's length, or from set_epoch(), to the loop
+
+
+def calling_loop(frame: FrameType | None) -> Any:
+    """Return the loop of Lightning that calls, or None.
+
+    Args:
+        frame: Frame of the method that Lightning calls.
+    """
+    for _ in range(_CALLERS_MAX):
+        if frame is None:
+            break
+        caller = frame.f_locals.get("self")
+        if type(caller).__name__ in _LOOPS:
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def is_evaluation(loop: Any) -> bool:
+    """Whether a loop validates, tests or predicts."""
+    return loop is not None and type(loop).__name__ != "_FitLoop"
+
+
+def is_limited(loop: Any) -> bool:
+    """Whether a loop trains on a given number of batches in each epoch, rather than on all that there are."""
+    if loop is None or is_evaluation(loop):
+        return False
+    limit = loop.trainer.limit_train_batches
+    return isinstance(limit, int) or limit < 1.0
+
+
+def trains_on(loop: Any, batches: object) -> bool:
+    """Whether the ``trainer.fit`` that validates in a loop trains on the same iterable of batches."""
+    trainer = loop.trainer
+    combined = trainer.fit_loop._combined_loader if trainer.state.fn == "fit" else None
+    return combined is not None and any(getattr(each, "batches", None) is batches for each in combined.flattened)
+
+
+def is_lost_on_resuming(loop: Any, dataset: object, *, is_sized: bool) -> bool:
+    """Whether a loop resumes training, and the position of the ``DataLoader`` of a data set would be lost.
+
+    It is lost if the ``DataLoader`` has no state, and at the end of an epoch. If it does not know its length, it is one batch
+    ahead of the step.
+    """
+    combined = getattr(loop, "_combined_loader", None)
+    if combined is None or is_evaluation(loop) or loop.trainer.ckpt_path is None:
+        return False
+    if not any(getattr(each, "dataset", None) is dataset for each in combined.flattened):
+        return False
+    is_inside_epoch = loop.restarting and not loop.epoch_loop.batch_progress.is_last_batch
+    return not (is_sized and is_inside_epoch and loop._combined_loader_states_to_load)
+
+
+def unrestored_state(loop: Any, dataloader: object) -> dict[str, Any] | None:
+    """Return the state of a dataloader that a loop has read from a checkpoint and not restored, or None.
+
+    Args:
+        loop: A loop of Lightning, or None.
+        dataloader: A dataloader with a state; None is returned if it is not one of the loop's.
+    """
+    states = getattr(loop, "_combined_loader_states_to_load", None) or ()
+    with_state = (
+        [each for each in loop._combined_loader.flattened if hasattr(each, "load_state_dict")] if states else ()
+    )
+    return next((state for each, state in zip(with_state, states, strict=False) if each is dataloader), None)
