@@ -131,7 +131,7 @@ test-feeds: .venvs/feeds/.ready  ## Grain, SPDL and DALI (on the CPU) fed by pen
 test-doors: .venvs/doors/.ready  ## The same samples through every door, in an environment of all libraries; WRITE=--write-page writes docs/reference/doors.md
 	.venvs/doors/bin/python -m pytest tests/doors/matrix -q $(WRITE)
 
-test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, and Ray Data on S3, in an environment of its own
+test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, Ray Data on S3, and Ray Train, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
 
 test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system for fsspec and the handler for iopath, and the libraries that use them, in environments of their own

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-_LOOPS = ("_FitLoop", "_EvaluationLoop", "_PredictionLoop")
+_FIT_LOOP = "_FitLoop"
+_LOOPS = (_FIT_LOOP, "_EvaluationLoop", "_PredictionLoop")
+_DATALOADERS = "_combined_loader"  # attributes of the loop of `trainer.fit`
+_STATES = "_combined_loader_states_to_load"
 _CALLERS_MAX = 7  # from a dataloader's length, or from set_epoch(), to the loop
 
 
@@ -35,7 +38,7 @@ def calling_loop(frame: FrameType | None) -> Any:
 
 def is_evaluation(loop: Any) -> bool:
     """Whether a loop validates, tests or predicts."""
-    return loop is not None and type(loop).__name__ != "_FitLoop"
+    return loop is not None and type(loop).__name__ != _FIT_LOOP
 
 
 def is_limited(loop: Any) -> bool:
@@ -49,8 +52,8 @@ def is_limited(loop: Any) -> bool:
 def trains_on(loop: Any, batches: object) -> bool:
     """Whether the ``trainer.fit`` that validates in a loop trains on the same iterable of batches."""
     trainer = loop.trainer
-    combined = trainer.fit_loop._combined_loader if trainer.state.fn == "fit" else None
-    return combined is not None and any(getattr(each, "batches", None) is batches for each in combined.flattened)
+    is_fit = trainer.state.fn == "fit"
+    return is_fit and any(getattr(each, "batches", None) is batches for each in _dataloaders(trainer.fit_loop))
 
 
 def is_lost_on_resuming(loop: Any, dataset: object, *, is_sized: bool) -> bool:
@@ -59,13 +62,12 @@ def is_lost_on_resuming(loop: Any, dataset: object, *, is_sized: bool) -> bool:
     It is lost if the ``DataLoader`` has no state, and at the end of an epoch. If it does not know its length, it is one batch
     ahead of the step.
     """
-    combined = getattr(loop, "_combined_loader", None)
-    if combined is None or is_evaluation(loop) or loop.trainer.ckpt_path is None:
+    if loop is None or is_evaluation(loop) or loop.trainer.ckpt_path is None:
         return False
-    if not any(getattr(each, "dataset", None) is dataset for each in combined.flattened):
+    if not any(getattr(each, "dataset", None) is dataset for each in _dataloaders(loop)):
         return False
     is_inside_epoch = loop.restarting and not loop.epoch_loop.batch_progress.is_last_batch
-    return not (is_sized and is_inside_epoch and loop._combined_loader_states_to_load)
+    return not (is_sized and is_inside_epoch and getattr(loop, _STATES, None))
 
 
 def unrestored_state(loop: Any, dataloader: object) -> dict[str, Any] | None:
@@ -75,8 +77,11 @@ def unrestored_state(loop: Any, dataloader: object) -> dict[str, Any] | None:
         loop: A loop of Lightning, or None.
         dataloader: A dataloader with a state; None is returned if it is not one of the loop's.
     """
-    states = getattr(loop, "_combined_loader_states_to_load", None) or ()
-    with_state = (
-        [each for each in loop._combined_loader.flattened if hasattr(each, "load_state_dict")] if states else ()
-    )
+    with_state = [each for each in _dataloaders(loop) if hasattr(each, "load_state_dict")]
+    states = getattr(loop, _STATES, ())
     return next((state for each, state in zip(with_state, states, strict=False) if each is dataloader), None)
+
+
+def _dataloaders(loop: Any) -> list[Any]:
+    combined = getattr(loop, _DATALOADERS, None)
+    return [] if combined is None else combined.flattened
