@@ -274,7 +274,10 @@ def _of_source(source: SourcePlan) -> str:
     size = "sizes unknown" if source.size_bytes is None else format_bytes(source.size_bytes)
     largest = "" if source.largest_bytes is None else f", largest {format_bytes(source.largest_bytes)}"
     what = "shards" if source.formats or source.samples_count is None else "objects"
-    lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} {what}, {size}{largest}"]
+    data = f"{source.shards_count} {what}, {size}{largest}"
+    if not source.shards_count and source.samples_count is not None:  # picked by number
+        data = f"{source.samples_count} samples"
+    lines = [f"source   {source.what}{share}", f"  data   {data}"]
     cost = f", on average {format_bytes(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import index as whole_number
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from penstock import bindings
@@ -158,7 +159,10 @@ class Pipeline:
 
         Cost: a request for each sample that is not read beside its neighbour; 50 bytes for each number.
         """
-        picked = tuple(map(int, numbers))
+        try:
+            picked = tuple(map(whole_number, numbers))
+        except TypeError:
+            raise ConfigError(f".pick({numbers!r:.60}) must be given whole numbers") from None
         if not isinstance(self.source, Shards) or self.source.picked is not None:
             raise ConfigError(f"{self!r}: .pick() is for shards, once", hint="pick from each source of a mix")
         if not picked or min(picked) < 0:

@@ -60,7 +60,7 @@ def test_what_is_picked_keeps_its_place(tmp_path: Path, options: dict[str, Any])
 
 def test_picks_that_cannot_be(tmp_path: Path, options: dict[str, Any]) -> None:
     """Numbers out of range, a second pick, no index, and labels without a weight are refused."""
-    for numbers_ in ([60], [-1], []):
+    for numbers_ in ([60], [-1], [], [1.5], "ab"):
         with pytest.raises(ConfigError, match="pick"):
             read(source(tmp_path).pick(numbers_).batch(2), **options)
     with pytest.raises(ConfigError, match="once"):
