@@ -55,7 +55,8 @@ A *door* is an interface through which a program reads with penstock: a class of
 endpoint. `make test-doors` reads one data set through each of them, and compares every sample with what was written: its
 key, its fields, and every byte. It writes this page, and fails if the page differs from what it measured. To choose
 a door for the library that you use today, see [coming from another library](../coming-from/README.md). Which frameworks
-that drive the loop (Lightning, Keras, ...) resume exactly is [in the training guide](../guides/training.md#frameworks-that-resume).
+that drive the loop (Lightning, Keras, ...) resume exactly is
+[in the training guide](../guides/training.md#frameworks-that-resume).
 
 The data set has {samples} samples in {shards} shards. They include empty fields, samples that lack a field, keys in Unicode,
 keys of more than a hundred bytes, the same key in two shards, names with several dots, a shard of one sample, and samples
