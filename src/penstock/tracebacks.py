@@ -10,13 +10,18 @@ a script prints only a few lines. ``PENSTOCK_TRACEBACK=full`` in the environment
 from __future__ import annotations
 
 import functools
+import io
 import os
+from collections import ChainMap
 from pathlib import Path
-from types import FunctionType, TracebackType
-from typing import Any, TypeVar
+from types import CodeType, FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import DataError, DecodeError, PenstockError
 from penstock.redaction import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VARIABLE = "PENSTOCK_TRACEBACK"
 
@@ -234,3 +239,22 @@ def _is_installed(entry: TracebackType) -> bool:
     path = entry.tb_frame.f_code.co_filename
     is_package = "/site-packages/" in path or "/dist-packages/" in path
     return is_package or path.startswith(_INSTALLED) or path.endswith((".pyx", ".pxi"))
+
+
+def pickled_with_files(cloudpickle: Any, value: object) -> bytes:
+    """Pickle functions by value, with the names of their files, which cloudpickle leaves out since version 3.1.3.
+
+    Args:
+        cloudpickle: The module.
+        value: What to pickle.
+    """
+    reduced = cloudpickle.Pickler.dispatch_table[CodeType]
+    own = {CodeType: lambda code: (_code_of, (code.co_filename, *reduced(code)))}
+    table = {"dispatch_table": ChainMap(own, cloudpickle.Pickler.dispatch_table)}
+    with io.BytesIO() as file:
+        type("_Pickler", (cloudpickle.Pickler,), table)(file).dump(value)
+        return file.getvalue()
+
+
+def _code_of(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    return make(*arguments).replace(co_filename=filename)

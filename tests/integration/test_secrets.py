@@ -142,6 +142,7 @@ TELLING: dict[str, Callable[[], object]] = {
     "ByteRange": lambda: ps.ByteRange(0, 1),
     "Bytes": lambda: ps.Bytes("x"),
     "CacheConfig": lambda: ps.CacheConfig("/cache", 1 << 30),
+    "Category": lambda: ps.Category("x", ["a"]),
     "Credentials": lambda: CREDENTIALS,
     "FetchConfig": ps.FetchConfig,
     "Float": lambda: ps.Float("x"),
@@ -169,8 +170,8 @@ TELLING: dict[str, Callable[[], object]] = {
     ).join(f"https://u:{SECRET}@h/t.csv?{SECRET}"),
 }  # fmt: skip
 ELSEWHERE = {
-    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "describe", "download_directory", "explain",
-    "open", "peek", "set_process_budget", "upload_directory", "warm_cache",
+    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "balanced_numbers", "build_index", "cu_seqlens", "describe",
+    "download_directory", "explain", "open", "peek", "read_column", "set_process_budget", "upload_directory", "warm_cache",
 }  # fmt: skip
 """Calls that do something, and what they give: below."""
 
@@ -225,6 +226,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "both": lambda: ps.connect("s3://bucket", anonymous=True, credentials=CREDENTIALS),
     "explain": lambda: ps.explain(f"https://h/a.tar?sig={SECRET}"),  # type: ignore[arg-type]
     "peek": lambda: ps.peek(f"https://h/a.tar?sig={SECRET}", 1),  # type: ignore[arg-type]
+    "read_column": lambda: ps.read_column(f"https://h/a.tar?sig={SECRET}", "x"),  # type: ignore[arg-type]
     "warm_cache": lambda: ps.warm_cache(f"https://h/a.tar?sig={SECRET}", cache="/c:1GB"),  # type: ignore[arg-type]
     "mix": lambda: ps.mix({f"https://h/a.tar?sig={SECRET}": 1.0}),  # type: ignore[dict-item]
 }

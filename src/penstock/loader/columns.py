@@ -29,6 +29,8 @@ def read_column(pipeline: Pipeline, name: str) -> list[Any]:
 
     Cost: a pass over the data set, which reads that member only where the format allows it, and the list.
     """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"read_column({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_rereadable(pipeline, "read_column")
     source = Pipeline(pipeline.source)
     if len(source.flat().leaves) > 1:

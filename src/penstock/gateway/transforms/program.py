@@ -23,7 +23,7 @@ from penstock.gateway.transforms.output import WrongOutputError
 from penstock.gateway.transforms.reading import PipedReader
 from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
 from penstock.pack.fingerprint import digest_of, function_digest
-from penstock.tracebacks import function_name
+from penstock.tracebacks import function_name, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def callable_program(
             "a transform that is given as a function needs cloudpickle", hint=install_hint("gateway")
         ) from None
     try:
-        pickled = cloudpickle.dumps(function)
+        pickled = pickled_with_files(cloudpickle, function)
     except Exception as error:
         raise ConfigError(f"{function_name(function)} cannot be sent to a worker process: {error}") from error
     step = callable_step(function, arguments=arguments, pickled=pickled)

@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.tracebacks import is_full
+from penstock.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def pickled_by_value(message: Any) -> bytes:
     if main is not None and main.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(main)
     try:
-        data: bytes = cloudpickle.dumps(message)
+        data = pickled_with_files(cloudpickle, message)
     except Exception as error:
         raise ConfigError(
             f"the pipeline cannot be sent to worker processes: {type(error).__name__}: {error}",
