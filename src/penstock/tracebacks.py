@@ -246,7 +246,7 @@ def pickled_with_files(cloudpickle: Any, value: object) -> bytes:
 
     Args:
         cloudpickle: The module.
-        value: What to pickle.
+        value: Object to pickle, which may hold functions of any module.
     """
     reduced = cloudpickle.Pickler.dispatch_table[CodeType]
     own = {CodeType: lambda code: (_code_of, (code.co_filename, *reduced(code)))}

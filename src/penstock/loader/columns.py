@@ -20,7 +20,7 @@ def read_column(pipeline: Pipeline, name: str) -> list[Any]:
     """Return one member of all samples, in stored order: text as ``str``, numbers as the format stores them, None for nulls.
 
     Args:
-        pipeline: Its source is read; its stages are ignored.
+        pipeline: Pipeline over one source, which is read; its stages are ignored.
         name: Name of the member.
 
     Raises:

@@ -153,8 +153,8 @@ class Session:
     def _check_shares(self) -> None:
         """Warn once if filters change the shares of a mix."""
         found = filtered_shares(self.planned().read_plan.order, self.transforms)
-        if found is not None:
-            self._checks_shares = False
+        self._checks_shares = found is None
+        if found:
             _log.warning(found)
 
     def begin_at(self, epoch: int) -> None:

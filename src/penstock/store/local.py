@@ -362,10 +362,10 @@ class _Upload:
 
     Attributes:
         key: Key of the object.
-        fd: Its file.
+        fd: Descriptor of the open file to which parts are appended.
         path: The hidden name that the file has, or gets when it is complete.
-        end: Where the next part is written.
-        parts: Where each part lies, and its ETag, by number.
+        end: Offset of the next part in the file, in bytes, from 0.
+        parts: Span in the file and ETag of each part, by its number, from 1.
     """
 
     key: Key

@@ -155,7 +155,7 @@ class _State(tf.keras.Operation):  # type: ignore[misc]
         now: Returns what is saved: a dict for JSON, and variables.
 
     Attributes:
-        loaded: What was loaded.
+        loaded: Position and values of the variables that were loaded and not restored yet; None if there are none.
     """
 
     def __init__(self, now: Callable[[], tuple[dict[str, Any], list[Any]]]) -> None:

@@ -136,7 +136,7 @@ class RunPlan(NamedTuple):
         prefetch_batches: Number of batches that may wait for the training loop, whatever their size.
         prefetch_bytes: Total size in bytes up to which more batches than that may wait.
         seed: Seed of the random numbers of samples.
-        token_blocks: How the outputs of the stages become blocks of tokens, which are then the samples of batches.
+        token_blocks: Stage that cuts outputs of the others into blocks, the rows of batches; None if there is none.
         in_order: Whether batches are handed out in order; otherwise whichever is complete first.
     """
 

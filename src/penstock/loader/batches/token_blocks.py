@@ -42,7 +42,7 @@ def cut_blocks(
 
     Args:
         documents: Outputs of the stages before this one, in order.
-        stage: How to make blocks.
+        stage: Length of a block, field, separator, padding and dtype.
         skip_tokens: Number of tokens of the first document that were handed out before.
 
     Raises:

@@ -53,11 +53,14 @@ def mixed_order(
 
 
 def filtered_shares(order: object, transforms: Sequence[SampleTransform]) -> str | None:
-    """Return what to tell users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``; else None.
+    """Return what to tell users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``.
 
     Args:
         order: Order of epoch 0, so far.
         transforms: Transform of the samples of each source, which count what their filters leave out.
+
+    Returns:
+        A warning, or an empty text if the shares are near the weights; None while too few samples were seen.
     """
     if not isinstance(order, MixOrder) or any(each.has_filter and each.seen_count < SEEN_MIN for each in transforms):
         return None
@@ -66,7 +69,7 @@ def filtered_shares(order: object, transforms: Sequence[SampleTransform]) -> str
     left = [share * each for share, each in zip(shares, yields, strict=True)]
     left = [each / (sum(left) or 1) for each in left]
     if all(SHARE_RATIO_MAX * min(pair) >= max(pair) for pair in zip(shares, left, strict=True)):
-        return None
+        return ""
     needed = [share / each if each else 0.0 for share, each in zip(shares, yields, strict=True)]
     return (
         f"weights of a mix hold before filters, which leave {_percent(left)} of shares {_percent(shares)}. Hint: weights "
