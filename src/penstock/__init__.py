@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from penstock import bindings
 from penstock.errors import __all__ as _errors
+from penstock.pipeline import bindings
 from penstock.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote
 
-from penstock import forks
 from penstock.config import check_configs, check_names
 from penstock.errors import ConfigError, DataError
 from penstock.fetch import configure_process_budget
 from penstock.redaction import public_url, url_parts
-from penstock.tracebacks import boundary
+from penstock.system import forks
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import io

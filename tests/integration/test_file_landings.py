@@ -13,7 +13,7 @@ from penstock.cache import CacheConfig
 from penstock.config import KIB, FetchConfig, HedgeConfig, RetryConfig
 from penstock.errors import StoreError
 from penstock.fetch import PlanItem
-from penstock.file_landings import LandingFile
+from penstock.memory.file_landings import LandingFile
 from penstock.transfer import FileReceiver, TransferItem, stream
 from penstock.types import Chunk, ObjectInfo
 from servers.faulty import FaultyServer

@@ -16,9 +16,9 @@ import pycurl
 import pytest
 
 from exchanges import Heard, RawServer, ask, start
-from penstock.buffers import bytes_buffer
 from penstock.config import MIB, TransportConfig
 from penstock.errors import StoreError
+from penstock.memory.buffers import bytes_buffer
 from penstock.transport import CANCELLED, CLOSED, LATE_BODY, LATE_FIRST_BYTE, LATE_TOTAL, OVERLONG, engine
 from penstock.types import Landing
 from servers.faulty import FaultyServer

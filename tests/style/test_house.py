@@ -228,14 +228,14 @@ def test_no_module_has_a_public_name() -> None:
     assert modules & set(ps.__all__) == set()
 
 
-def test_no_two_classes_have_the_same_name() -> None:
-    """Each class of the package has a name of its own, so that a name stands for one idea."""
-    places: dict[str, list[str]] = {}
+def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
+    """In its folder, a name stands for one idea. Elsewhere it may stand for another one."""
+    places: dict[tuple[Path, str], list[str]] = {}
     for path in SOURCES:
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{shown(path)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+                places.setdefault((path.parent, node.name), []).append(f"{shown(path)}:{node.lineno}")
+    assert {name: found for (_, name), found in places.items() if len(found) > 1} == {}
 
 
 PRIVATE_ALLOWED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_initial_epoch"}

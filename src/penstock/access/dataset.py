@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
+from penstock.memory.ranges import REQUEST_COST_BYTES
 from penstock.pipeline import (
     Dataset,
     Decode,
@@ -22,14 +23,13 @@ from penstock.pipeline import (
     Shards,
     check_rereadable,
 )
-from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.functions import FunctionReader
 from penstock.sources.indexed_reader import IndexedReader
 from penstock.sources.objects import ObjectSampleReader
 from penstock.sources.shards import ShardFinder
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

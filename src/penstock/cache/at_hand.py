@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.buffers import small_buffer
 from penstock.cache.directory import BlockRead
 from penstock.cache.entry import block_name
+from penstock.memory.buffers import small_buffer
 
 if TYPE_CHECKING:
     from penstock.cache.context import CacheContext

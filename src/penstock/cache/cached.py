@@ -10,7 +10,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from penstock import forks
 from penstock.cache.at_hand import read_at_hand
 from penstock.cache.cached_read import CachedRead
 from penstock.cache.config import CacheConfig
@@ -22,6 +21,7 @@ from penstock.cache.warm import Recorder
 from penstock.redaction import public_url
 from penstock.store.base import Store, Wrapper, innermost
 from penstock.store.keys import check_key, has_dot_segment
+from penstock.system import forks
 from penstock.types import Get, Head, ListPage
 
 if TYPE_CHECKING:

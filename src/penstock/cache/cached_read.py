@@ -21,7 +21,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.buffers import small_buffer
 from penstock.cache.claims import WHOLE_GET, Claim
 from penstock.cache.directory import BlockRead, NewEntry
 from penstock.cache.entry import BLOCK, block_name, encode, header_bytes_of
@@ -36,6 +35,7 @@ from penstock.errors import (
     StoreError,
     as_completion_error,
 )
+from penstock.memory.buffers import small_buffer
 from penstock.store.threaded import span_within
 from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, ObjectInfo, lasting_etag
 

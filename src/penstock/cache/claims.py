@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from penstock import forks
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.config import KIB, MIB
 from penstock.errors import ConfigError
-from penstock.sizes import parse_bytes
+from penstock.text.sizes import parse_bytes
 
 _HINT = "/nvme/penstock:200GB, or CacheConfig(path, bytes_max)"
 

@@ -29,8 +29,6 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock import forks
-from penstock.buffers import small_buffer
 from penstock.cache.cpu_slots import CpuSlots
 from penstock.cache.entry import (
     DISK_PAGE_BYTES,
@@ -47,7 +45,9 @@ from penstock.cache.entry import (
 from penstock.cache.shared_files import Leases, Usage
 from penstock.cache.statistics import DiskFailures
 from penstock.errors import ConfigError
-from penstock.private import check_private, is_trusted, open_private
+from penstock.memory.buffers import small_buffer
+from penstock.system import forks
+from penstock.system.private import check_private, is_trusted, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

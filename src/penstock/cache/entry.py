@@ -33,7 +33,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.redaction import stored_key
 from penstock.store.base import innermost
 

@@ -15,9 +15,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.cache.directory import folders
 from penstock.cache.entry import allotted_bytes
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

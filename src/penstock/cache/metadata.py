@@ -20,10 +20,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock import forks
 from penstock.cache.directory import NewEntry
 from penstock.cache.entry import LISTING, MISSING, STAT, encode, entry_name, header_bytes_of
-from penstock.private import open_private
+from penstock.system import forks
+from penstock.system.private import open_private
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:

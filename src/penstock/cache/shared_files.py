@@ -29,10 +29,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.cache.entry import FOLDERS_COUNT
-from penstock.locks import is_range_locked, try_lock_range, unlock_range
-from penstock.private import open_private
+from penstock.system import forks
+from penstock.system.locks import is_range_locked, try_lock_range, unlock_range
+from penstock.system.private import open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock import forks
 from penstock.config import MIB
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

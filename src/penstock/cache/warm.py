@@ -7,10 +7,10 @@ import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock import forks
 from penstock.cache.statistics import CacheStatistics
 from penstock.errors import ConfigError
-from penstock.private import open_private
+from penstock.system import forks
+from penstock.system.private import open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.channels.inputs import InputChannel as InputChannel

@@ -19,9 +19,9 @@ from penstock.channels.entry_table import ChannelObject, EntryTable
 from penstock.channels.inside import is_path
 from penstock.errors import ClosedStoreError, ConfigError, DataError, ObjectMissingError
 from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
-from penstock.json_text import parse_json
 from penstock.order.permutation import key_of, permutation
 from penstock.store.multi import MultiStore
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

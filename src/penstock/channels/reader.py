@@ -14,7 +14,7 @@ from penstock.channels.pipe_formats import PIPE_FORMATS
 from penstock.config import check_number, check_whole
 from penstock.errors import ConfigError, DeadlineError
 from penstock.pipeline import Pipeline, Sequential
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

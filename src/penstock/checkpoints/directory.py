@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.checkpoints import layout
 from penstock.checkpoints.manifest import MANIFEST_BYTES_MAX, CheckpointManifest, decode_manifest
+from penstock.checksums.crc32c import crc32c
 from penstock.config import MIB
-from penstock.crc import crc32c
 from penstock.errors import (
     BucketMissingError,
     CheckpointError,

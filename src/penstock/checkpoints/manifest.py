@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from penstock.config import GIB, MIB
 from penstock.errors import CheckpointError
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 VERSION = 1
 

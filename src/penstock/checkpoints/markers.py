@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoints import layout
 from penstock.errors import ObjectMissingError, StoreError
-from penstock.json_text import parse_json
 from penstock.store.answers import http_date_s
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

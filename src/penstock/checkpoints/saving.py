@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from penstock.checkpoints import debris, layout, markers
 from penstock.checkpoints.directory import check_files, list_directory
 from penstock.checkpoints.manifest import BLOCK_BYTES, CheckpointManifest
+from penstock.checksums.crc32c import crc32c
 from penstock.config import check_whole
-from penstock.crc import crc32c
 from penstock.errors import AccessDeniedError, ClosedError, StoreError
 from penstock.version import __version__
 

@@ -38,7 +38,7 @@ from penstock.cli.sandbox import sandbox
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
 from penstock.errors import ConfigError, PenstockError
-from penstock.tracebacks import users_text
+from penstock.system.tracebacks import users_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.cli.progress import ProgressReport
 from penstock.redaction import public_url
-from penstock.sizes import format_bytes, parse_bytes
+from penstock.text.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -311,7 +311,7 @@ def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
 
     from penstock.errors import ConfigError
     from penstock.fetch import PlanItem
-    from penstock.json_text import parse_json
+    from penstock.text.json_text import parse_json
     from penstock.types import ByteRange, ObjectInfo
 
     versions: dict[str, ObjectInfo] = {}

@@ -14,7 +14,7 @@ from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.cli.progress import ProgressReport
 from penstock.errors import CheckpointError, ConfigError
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.checkpoints import CheckpointInfo, Checkpoints, Verification

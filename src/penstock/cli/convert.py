@@ -9,7 +9,7 @@ import typer
 from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
 from penstock.cli.pack import AllowLoss, DryRun, ExecutionGroup, KeyField, ShardBytes, WriteGroup, run_job
-from penstock.sizes import parse_bytes
+from penstock.text.sizes import parse_bytes
 
 
 def _print_table(wanted: bool) -> None:

@@ -20,8 +20,8 @@ from penstock.cli.output import one_line, print_message, print_result
 from penstock.cli.progress import ProgressReport
 from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
-from penstock.sizes import format_bytes
 from penstock.store.local import LocalStore
+from penstock.text.sizes import format_bytes
 from penstock.transfer.download import is_downloaded
 from penstock.transfer.moving import TransferItem, copy_between, copy_inside, stream
 from penstock.transfer.receiving import FileReceiver

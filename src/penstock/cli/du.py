@@ -10,7 +10,7 @@ import typer
 from penstock.cli.options import AsJson, ConnectionGroup, Stores, expand_groups
 from penstock.cli.output import print_result
 from penstock.cli.selection import FilterGroup, Selection
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 
 @expand_groups

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.options import expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
-from penstock.sizes import parse_bytes, parse_seconds
+from penstock.text.sizes import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, WebhookConfig

@@ -11,7 +11,7 @@ from penstock.cli.options import AsJson, expand_groups
 from penstock.cli.output import print_message
 from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.gateway.filling.job import Filled

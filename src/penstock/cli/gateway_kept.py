@@ -15,7 +15,7 @@ from penstock.cli.options import AsJson, expand_groups
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
-from penstock.sizes import format_bytes, parse_bytes, parse_seconds
+from penstock.text.sizes import format_bytes, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
 from penstock.cli.progress import ProgressReport
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError

@@ -16,10 +16,10 @@ from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores,
 from penstock.cli.output import print_result
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
-from penstock.sizes import format_bytes
 from penstock.store.base import innermost
 from penstock.store.s3 import S3Store
 from penstock.store.waiting import perform
+from penstock.text.sizes import format_bytes
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def info(
 
 
 def _versions() -> dict[str, str]:
-    from penstock.libcurl import pycurl
+    from penstock.system.libcurl import pycurl
 
     libraries = dict(part.split("/", 1) for part in str(pycurl.version).split() if "/" in part)
     return {

@@ -13,8 +13,8 @@ from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores,
 from penstock.cli.output import print_result
 from penstock.cli.selection import FilterGroup, KeyFilter, Selection, nothing_left
 from penstock.errors import ObjectMissingError
-from penstock.patterns import is_pattern
-from penstock.sizes import format_bytes
+from penstock.text.patterns import is_pattern
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from penstock.cli.options import ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
-from penstock.sizes import parse_seconds
+from penstock.text.sizes import parse_seconds
 
 if TYPE_CHECKING:
     from penstock.mount.config import MountConfig

@@ -14,7 +14,7 @@ from penstock.cli.output import print_message, print_result
 from penstock.cli.pack_tokens import TokensGroup  # noqa: TC001 - typer reads it
 from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
-from penstock.sizes import format_bytes, parse_bytes
+from penstock.text.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from penstock.index import ShardRow

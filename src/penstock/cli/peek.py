@@ -126,7 +126,7 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.sizes import format_bytes
+    from penstock.text.sizes import format_bytes
 
     table = Table(box=None, pad_edge=False)
     for heading in ("key", "field", "size", "value"):

@@ -13,8 +13,8 @@ from penstock.cli.options import ConnectionGroup, expand_groups
 from penstock.cli.output import one_line, print_message
 from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
-from penstock.json_text import parse_json
-from penstock.sizes import format_bytes
+from penstock.text.json_text import parse_json
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.channels import InputChannel

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError, ProtocolError
-from penstock.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
 from penstock.store.inflight import InFlight
+from penstock.text.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
 from penstock.types import Head
 
 if TYPE_CHECKING:

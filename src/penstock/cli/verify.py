@@ -11,7 +11,7 @@ import typer
 from penstock.cli import EXIT_UNCHECKED
 from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError

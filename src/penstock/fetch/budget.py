@@ -1,8 +1,8 @@
 """One byte budget for all reading in this process, and the buffers it pays for.
 
 A large part lands in an anonymous private ``mmap``: libcurl's pieces go to its C-level ``write``. Each fresh page costs a
-fault, so a buffer is used again once nothing refers to it any more (``penstock.buffers``). A lease may end in any thread,
-inside any other code, so its end only appends to a deque, which the budget empties at its next use.
+fault, so a buffer is used again once nothing refers to it any more (``penstock.memory.buffers``). A lease may end in any
+thread, inside any other code, so its end only appends to a deque, which the budget empties at its next use.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from penstock import forks
-from penstock.buffers import lease
 from penstock.config import MIB, check_whole, default_budget_bytes
+from penstock.memory.buffers import lease
+from penstock.system import forks
 
 POOLED_BYTES_MIN = 1 * MIB
 """Bodies of at least this size land in a ``PartBuffer``; for smaller ones a mapping costs more than ``malloc``."""

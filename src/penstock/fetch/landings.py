@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.errors import ConfigError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
+from penstock.system import forks
 from penstock.types import UNKNOWN_BYTES, Landing
 
 if TYPE_CHECKING:

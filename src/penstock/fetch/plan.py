@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import KIB
 from penstock.errors import ConfigError
-from penstock.ranges import covering, near_groups
+from penstock.memory.ranges import covering, near_groups
 from penstock.types import ByteRange, Key, Landing
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int
 
     Args:
         items: Items in the order of delivery; only consecutive ranges in ascending order are merged.
-        gap_bytes: The widest gap to read through, in bytes; ``penstock.ranges`` says which width pays.
+        gap_bytes: The widest gap to read through, in bytes; ``penstock.memory.ranges`` says which width pays.
         length_bytes_max: Length of the longest merged read, in bytes.
     """
     merged: list[PlanItem] = []

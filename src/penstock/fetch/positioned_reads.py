@@ -14,11 +14,11 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.buffers import small_buffer
 from penstock.config import MIB, FetchConfig
 from penstock.errors import as_completion_error
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.window import Window
+from penstock.memory.buffers import small_buffer
 from penstock.types import Completion, Landing
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.fetch.landings import LandingAllocator
 from penstock.fetch.plan import Request, as_item, coalesce
 from penstock.fetch.scheduler import RequestScheduler
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.conditions import Condition
 from penstock.config import MIB, FetchConfig
 from penstock.errors import (
     CancelledOperationError,
@@ -42,6 +41,7 @@ from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.plan import cut, is_one_request, parts
 from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest, Route
 from penstock.fetch.window import Window
+from penstock.system.conditions import Condition
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
 if TYPE_CHECKING:

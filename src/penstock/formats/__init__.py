@@ -28,7 +28,7 @@ from penstock.formats.registry import (
 )
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
 from penstock.formats.tar import TarParser
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of

@@ -13,9 +13,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
-from penstock.buffers import is_typed
 from penstock.formats.sample import Sample
 from penstock.formats.typed import typed
+from penstock.memory.buffers import is_typed
 
 
 class Kind(NamedTuple):

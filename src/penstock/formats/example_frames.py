@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.formats.record_writers import feature_entry, features_head, frame_head
 from penstock.formats.tfrecord_columns import masked_crcs
 

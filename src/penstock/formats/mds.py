@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.typed import ITEM_BYTES, typed
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from penstock.formats.parsing import byte_view
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
-from penstock.ranges import REQUEST_COST_BYTES, merged_spans
-from penstock.raw_file import RawFile
+from penstock.memory.ranges import REQUEST_COST_BYTES, merged_spans
+from penstock.memory.raw_file import RawFile
 from penstock.types import ByteRange
 from penstock.version import install_hint
 

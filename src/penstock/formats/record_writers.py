@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.crc import sample_crc
+from penstock.checksums.crc32c import sample_crc
 from penstock.errors import ConfigError
 from penstock.formats import recordio, tfrecord
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
 from penstock.formats.sample import RESERVED_FIELDS, check_key
 from penstock.formats.tar_writer import bytes_of
 from penstock.formats.tfrecord import masked, masked_crc
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.formats.example import key_of, parse_example
 from penstock.formats.magic import look
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.example import feature_heads, key_of
 

@@ -17,13 +17,13 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.crc32 import crc32
+from penstock.checksums.crc32 import crc32
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
-from penstock.ranges import merged_spans
+from penstock.memory.ranges import merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

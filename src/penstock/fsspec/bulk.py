@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fsspec.spec import AbstractFileSystem
 
-from penstock.buffers import byte_view
 from penstock.errors import ConfigError, ObjectMissingError, SpanError, StoreError
 from penstock.fetch import PlanItem
 from penstock.fsspec.entries import REQUESTS_MAX, any_below, stat_many
+from penstock.memory.buffers import byte_view
 from penstock.store.file import ObjectReader
 from penstock.store.inflight import perform_many
 from penstock.store.keys import has_dot_segment

@@ -20,7 +20,7 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.file import ObjectReader
 from penstock.store.writing import Writer
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from types import FrameType

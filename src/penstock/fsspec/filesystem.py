@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.fsspec.asynchronous import AsyncFile, ReadBatches, as_coroutine, in_thread
 from penstock.fsspec.moving import MovingFileSystem
 from penstock.fsspec.options import OPEN_NAMES
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
 
 

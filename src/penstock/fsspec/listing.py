@@ -29,7 +29,7 @@ from penstock.fsspec.options import LISTING_NAMES
 from penstock.fsspec.paths import SCHEMES
 from penstock.fsspec.stores import LocatingFileSystem
 from penstock.store.presigning import presigned_get
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

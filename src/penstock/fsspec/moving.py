@@ -22,7 +22,7 @@ from penstock.fsspec.bulk import (
 from penstock.fsspec.contents import ContentsFileSystem
 from penstock.fsspec.entries import MARKER, keys_to_remove
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.transfer import TransferItem
 from penstock.types import ObjectInfo
 

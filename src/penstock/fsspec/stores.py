@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.fsspec.options import connect_options, fsspec_options, translated
 from penstock.fsspec.paths import StorePath, split_path
 from penstock.redaction import public_url
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from penstock.store.base import Store

@@ -5,7 +5,7 @@ This module exports what a module of transforms needs. Importing it loads neithe
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.gateway.objects import S3Error as S3Error

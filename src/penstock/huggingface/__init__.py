@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 
 try:
     from penstock.huggingface.iterable import dataset, features_of

@@ -14,7 +14,7 @@ from penstock.huggingface.examples import PipelineExamples
 from penstock.loader import Loader
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Sequential
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.checksums.crc32 import crc32
 from penstock.config import KIB
-from penstock.crc32 import crc32
 from penstock.images.codecs import PNG_END, PNG_FRAME_BYTES, decode_by_opencv
 from penstock.images.geometry import Size
 

@@ -20,7 +20,7 @@ from penstock.index.place import (
     resolve,
 )
 from penstock.index.shard_index import ShardIndex, ShardRow
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.index.building import BuildListener, Built, build

@@ -32,7 +32,7 @@ from penstock.index.dataset_index import DatasetIndex
 from penstock.index.place import resolve
 from penstock.index.recorder import IndexBuilder, ShardRecorder
 from penstock.index.shard_index import ShardIndex, ShardRow
-from penstock.patterns import common_folder
+from penstock.text.patterns import common_folder
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """Return the index as JSON lines: a header, then one shard per line, in key order."""
-        from penstock.crc import crc32c
+        from penstock.checksums.crc32c import crc32c
 
         rows = [self.rows[key] for key in sorted(self.rows)]
         lines = "".join(json.dumps(row._asdict(), ensure_ascii=True) + "\n" for row in rows).encode()
@@ -79,7 +79,7 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
     Raises:
         DataError: The file is not such an index, or is damaged.
     """
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     first, _, lines = bytes(data).partition(b"\n")
     try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.compose import check_reach, folder_of, reach_of
 from penstock.errors import ConfigError, DataError
-from penstock.json_text import parse_json
 from penstock.redaction import public_url
+from penstock.text.json_text import parse_json
 from penstock.types import SIZE_DIGITS_MAX, strong_etag
 from penstock.version import install_hint
 

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataError
 from penstock.formats.sample import Sample, decode_name, split_name
 from penstock.formats.tar_header import BLOCK_BYTES
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ HEAD_BYTES_MAX = 256
 
 def encode(indexes: Sequence[ShardIndex]) -> tuple[str, bytes]:
     """Return the name and the content of a pass's file; equal contents have equal names."""
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     stored = [index.encode() for index in indexes]
     entries, at = [], 0
@@ -61,7 +61,7 @@ def read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
 
 
 def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     with path.open("rb") as file:
         line = file.readline(HEAD_BYTES_MAX)

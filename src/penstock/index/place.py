@@ -20,10 +20,10 @@ from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreErr
 from penstock.index import dataset_index, passes, shard_index
 from penstock.index.batched_gets import get_many, stat_many
 from penstock.index.dataset_index import DatasetIndex
-from penstock.patterns import common_folder
-from penstock.private import check_private
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
+from penstock.system.private import check_private
+from penstock.text.patterns import common_folder
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:

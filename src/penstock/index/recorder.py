@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import ChecksumError, ConfigError
 from penstock.formats import FORMATS
 from penstock.index.members import members_of

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.crc import sample_crc
+from penstock.checksums.crc32c import sample_crc
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import FORMATS, decided_format, narrowed, parser_of, with_fields
 from penstock.index.recorder import Verifier

@@ -239,7 +239,7 @@ def _split_keys(data: Buffer, count: int, shard: str) -> list[str]:
 
 
 def _assemble(row: ShardRow, columns: list[_Column]) -> bytes:
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     strings = [text.encode("utf-8", "surrogateescape") for text in (row.key, row.etag, row.format)]
     longest = max(map(len, strings))
@@ -283,7 +283,7 @@ class _Head(NamedTuple):
 
 
 def _read_head(data: Buffer, name: str) -> _Head:
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     view = memoryview(data)
     if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
@@ -365,7 +365,7 @@ def _checked(view: memoryview, entry: _Entry, name: str) -> memoryview:
     Raises:
         DataError: Their checksum is wrong.
     """
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     end = entry.start + entry.stored_bytes
     if end > len(view):

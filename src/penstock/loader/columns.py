@@ -9,7 +9,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.loader.loader import Loader
 from penstock.pipeline import Pipeline, Stored, check_rereadable
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping

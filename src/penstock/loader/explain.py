@@ -17,8 +17,8 @@ from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle, check_rereadable
-from penstock.sizes import format_bytes
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

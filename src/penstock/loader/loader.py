@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.loader.options import LoaderOptions
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.pipeline import Batch, BatchBySize, Pipeline
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.buffers import is_typed
 from penstock.config import MIB, FetchConfig, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
+from penstock.memory.buffers import is_typed
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, TokenBlocks, check_rereadable
-from penstock.sizes import format_bytes
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
+from penstock.text.sizes import format_bytes
 
 PEEK_MAX = 10_000
 VALUE_CHARACTERS_MAX = 40

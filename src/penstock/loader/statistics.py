@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from penstock.stats import Recent
+from penstock.system.quantiles import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.pipeline import Pipeline, check_rereadable
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

@@ -18,7 +18,7 @@ from penstock.mount.daemon import HURRY, DaemonRequest
 from penstock.mount.log_file import LogPosition
 from penstock.mount.own_files import own_files
 from penstock.redaction import public_url
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from penstock.cache import CacheConfig

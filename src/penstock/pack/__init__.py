@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr, make_callable
+from penstock.system.lazy import lazy_getattr, make_callable
 
 if TYPE_CHECKING:
     from penstock.pack.converting import convert as convert

@@ -33,7 +33,7 @@ from penstock.pack.workers import ExecutionOptions
 from penstock.pack.written_formats import FORMATS_WRITTEN
 from penstock.pipeline import Pipeline, Shards, shards
 from penstock.sources.shards import ShardFinder
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

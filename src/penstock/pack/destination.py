@@ -21,12 +21,12 @@ from penstock.errors import BucketMissingError, ConfigError, DataError, StoreErr
 from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
-from penstock.json_text import parse_json
 from penstock.pack import plan as plans
 from penstock.pack.identity import differences, job_identity
 from penstock.pack.options import check_pattern, number_in
 from penstock.pack.shard_file import MDS_ENTRIES_PREFIX, STATE_PREFIX, UPLOADS_PREFIX, ShardFolder
 from penstock.store.waiting import perform
+from penstock.text.json_text import parse_json
 from penstock.types import AbortMultipart
 from penstock.version import __version__
 

@@ -16,7 +16,7 @@ from penstock.formats.sample import check_key, split_name
 from penstock.index import resolve
 from penstock.pack import tables
 from penstock.pack.fields import cast_value
-from penstock.patterns import common_folder
+from penstock.text.patterns import common_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from penstock.pack.progress import Packed
 from penstock.pack.recipes import WorkerSetup
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ThreadWorkerPool
-from penstock.patterns import has_glob, split_glob
+from penstock.text.patterns import has_glob, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
 from penstock.pipeline import Batch, Objects, Pipeline, TokenBlocks, check_rereadable, objects
 from penstock.sources.shards import Shard, ShardFinder
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

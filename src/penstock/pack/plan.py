@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
-from penstock.json_text import parse_json
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import PlanEntry, PlanMember, split_of
 from penstock.pack.identity import unsigned_url
 from penstock.pack.options import PLAN_VERSION
 from penstock.pack.written_formats import stored_bytes, tail_bytes
 from penstock.redaction import public_key, stored_key
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

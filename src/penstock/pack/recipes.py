@@ -31,7 +31,7 @@ from penstock.pack.progress import BYTES_PER_REPORT, SAMPLES_PER_REPORT
 from penstock.pack.sample_conversion import base_format, convert_mds_sample, convert_sample, raw_format
 from penstock.pack.shard_file import ShardFile
 from penstock.pack.written_formats import FORMATS_WRITTEN, with_key_field
-from penstock.tracebacks import failed
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, without_content
 from penstock.formats.mds_writer import Encoded
-from penstock.json_text import parse_json
 from penstock.pack.written_formats import FORMATS_WRITTEN, PLAIN_FORMATS
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from penstock.formats import Sample

@@ -34,7 +34,7 @@ from penstock.pack.written_formats import (
 )
 from penstock.pipeline import TokenBlocks
 from penstock.store.commit_on_exit import CommitOnExit
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

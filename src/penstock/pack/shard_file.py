@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Self
 
 import numpy as np
 
+from penstock.checksums.crc32c import crc32c, sample_crc
 from penstock.config import KIB, MIB
-from penstock.crc import crc32c, sample_crc
 from penstock.errors import AccessDeniedError, ConfigError, DataError, ObjectMissingError
 from penstock.formats import RESERVED_FIELDS
 from penstock.formats.compressors import COMPRESSORS

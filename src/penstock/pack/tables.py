@@ -7,9 +7,9 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
-from penstock.json_text import parse_json
 from penstock.pack.fields import FieldSpec
 from penstock.redaction import public_url
+from penstock.text.json_text import parse_json
 from penstock.version import install_hint
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from penstock.fetch.plan import PlanItem
 from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
 from penstock.index import ShardRecorder, VersionedShard, lookup
 from penstock.pack.sample_conversion import raw_format
-from penstock.patterns import is_pattern
 from penstock.pipeline import Shards, shards
 from penstock.sources.shards import ShardFinder
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
+from penstock.text.patterns import is_pattern
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.checksums.crc32c import sample_crc
 from penstock.config import MIB
-from penstock.crc import sample_crc
 from penstock.errors import ConfigError, DataError
 from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 from penstock.formats.compressors import COMPRESSORS

@@ -6,8 +6,8 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from penstock.buffers import is_typed
 from penstock.errors import ConfigError
+from penstock.memory.buffers import is_typed
 from penstock.pipeline.fields import Field, Spec, check_declared, declared_specs, write_declared
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from penstock.config import check_whole
 from penstock.errors import ConfigError
-from penstock.tracebacks import function_name
+from penstock.system.tracebacks import function_name
 
 Oversize = Literal["raise", "alone", "drop"]
 _TOKEN_MAX = {"int64": (1 << 63) - 1, "int32": (1 << 31) - 1, "uint32": (1 << 32) - 1, "uint16": (1 << 16) - 1}

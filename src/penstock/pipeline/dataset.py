@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.pipeline.mixing import Mix, Stop, parts_of
 from penstock.pipeline.pipeline import Pipeline, check_part
 from penstock.pipeline.source import Connection, Objects, OnCorrupt, Shards
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

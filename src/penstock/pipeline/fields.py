@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from penstock.buffers import is_typed
 from penstock.errors import ConfigError
-from penstock.json_text import parse_json
-from penstock.tracebacks import function_name
+from penstock.memory.buffers import is_typed
+from penstock.system.tracebacks import function_name
+from penstock.text.json_text import parse_json
 from penstock.version import install_hint
 
 if TYPE_CHECKING:

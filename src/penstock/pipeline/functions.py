@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.tracebacks import function_name
+from penstock.system.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

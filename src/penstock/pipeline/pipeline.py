@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from operator import index as whole_number
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from penstock import bindings
 from penstock.errors import ConfigError
+from penstock.pipeline import bindings
 from penstock.pipeline.batching import Batch, BatchBySize, Oversize, TokenBlocks, names_of, padding_of
 from penstock.pipeline.mixing import flattened
 from penstock.pipeline.source import Sequential, Shards
@@ -23,7 +23,7 @@ from penstock.pipeline.stages import (
     Take,
     specs_of,
 )
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from penstock.config import check_configs
 from penstock.errors import ConfigError
-from penstock.patterns import expand_braces
 from penstock.redaction import HIDDEN, public_url
-from penstock.tracebacks import function_name
+from penstock.system.tracebacks import function_name
+from penstock.text.patterns import expand_braces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

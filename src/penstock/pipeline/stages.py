@@ -15,7 +15,7 @@ from penstock.pipeline.batching import Batch, BatchBySize, TokenBlocks
 from penstock.pipeline.fields import OBJECT, Field, Spec
 from penstock.pipeline.functions import check_function, takes_rng
 from penstock.redaction import public_url
-from penstock.tracebacks import function_name
+from penstock.system.tracebacks import function_name
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline

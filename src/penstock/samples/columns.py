@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError, DecodeError
-from penstock.tracebacks import failed
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

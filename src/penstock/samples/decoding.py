@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.buffers import is_typed
 from penstock.errors import DataError, DecodeError, FieldMissingError, PenstockError
+from penstock.memory.buffers import is_typed
 from penstock.pipeline import Function
-from penstock.tracebacks import failed
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,11 +10,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from penstock import bindings, compose
+from penstock import compose
 from penstock.errors import ConfigError, DecodeError
-from penstock.json_text import parse_json
-from penstock.pipeline import Objects, Pipeline, Shards
+from penstock.pipeline import Objects, Pipeline, Shards, bindings
 from penstock.redaction import public_url
+from penstock.text.json_text import parse_json
 from penstock.version import install_hint
 
 if TYPE_CHECKING:

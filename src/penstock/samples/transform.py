@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.buffers import is_typed
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.grouping import likeness
+from penstock.memory.buffers import is_typed
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.samples.context import SampleContext
 from penstock.samples.decoding import decoded, decoded_columns, written_in_place
 from penstock.samples.tolerance import Tolerance, Uncounted
-from penstock.tracebacks import failed
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,12 +10,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock import forks
 from penstock.errors import ClosedError
 from penstock.formats import Sample
 from penstock.formats.grouping import NO_EXTENSION
 from penstock.sources.packed_strings import PackedStrings
-from penstock.tracebacks import failed
+from penstock.system import forks
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -9,7 +9,7 @@ from penstock.config import check_path
 from penstock.errors import ConfigError
 from penstock.pipeline import Pipeline, Shards, check_rereadable, shards
 from penstock.sources.shards import ShardFinder
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import KIB
-from penstock.ranges import REQUEST_COST_BYTES, covering, near_groups
+from penstock.memory.ranges import REQUEST_COST_BYTES, covering, near_groups
 from penstock.store.traced import StoreStatistics
 
 if TYPE_CHECKING:

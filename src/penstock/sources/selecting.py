@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.config import FetchConfig
-from penstock.ranges import merged_spans
+from penstock.memory.ranges import merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

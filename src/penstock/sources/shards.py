@@ -11,9 +11,9 @@ from penstock import compose
 from penstock.errors import ClosedError, ConfigError, ObjectMissingError
 from penstock.formats import conversion_hint, format_of_name
 from penstock.index import FOLDER, EarlyIndex
-from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
+from penstock.text.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.types import lasting_etag
 
 if TYPE_CHECKING:

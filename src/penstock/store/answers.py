@@ -29,7 +29,7 @@ from penstock.errors import (
     ThrottledError,
     UnavailableError,
 )
-from penstock.libcurl import pycurl
+from penstock.system.libcurl import pycurl
 from penstock.transport import (
     CANCELLED,
     CLOSED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self
 
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from penstock import forks
 from penstock.errors import ConfigError, CredentialsError
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from penstock.checksums.algorithms import full_object, verify
 from penstock.errors import ClosedError, ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
     attempt_record,
@@ -20,7 +21,6 @@ from penstock.store.answers import (
     unforeseen,
 )
 from penstock.store.base import Store
-from penstock.store.checksums import full_object, verify
 from penstock.store.relay import Resent
 from penstock.transport import OVERLONG, engine
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head, parse_size

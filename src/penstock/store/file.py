@@ -25,7 +25,7 @@ from copy import copy
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
-from penstock import forks
+from penstock.checksums import algorithms as checksums
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import (
     ChecksumError,
@@ -37,11 +37,11 @@ from penstock.errors import (
     SpanError,
 )
 from penstock.fetch import PlanItem
-from penstock.raw_file import RawFile
-from penstock.store import checksums
+from penstock.memory.raw_file import RawFile
 from penstock.store.reading import read, read_parts
 from penstock.store.waiting import WaitingSink, stat
-from penstock.tracebacks import boundary
+from penstock.system import forks
+from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo, same_version
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
+    from penstock.checksums.algorithms import Hasher
     from penstock.fetch import Chunk
-    from penstock.store.checksums import Hasher
     from penstock.store.reading import Readable
     from penstock.types import Buffer, Key, Transfer
 

@@ -16,7 +16,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock import forks
 from penstock.errors import (
     ConfigError,
     ObjectChangedError,
@@ -28,6 +27,7 @@ from penstock.errors import (
 from penstock.redaction import public_url, stored_key
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
+from penstock.system import forks
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
 from penstock.version import install_hint
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock import forks
-from penstock.buffers import small_buffer
 from penstock.config import HedgeConfig
 from penstock.errors import CancelledOperationError, StoreError
-from penstock.stats import Recent
+from penstock.memory.buffers import small_buffer
 from penstock.store.base import Store, Wrapper
 from penstock.store.relay import Relay
+from penstock.system import forks
+from penstock.system.quantiles import Recent
 from penstock.transport import engine
 from penstock.types import ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
 

@@ -22,12 +22,12 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
 from penstock.store.key_space import FIRST_GUESSES, GuessBudget, dense_sub_prefix, next_pages
 from penstock.store.sorted_pages import check_order
-from penstock.tracebacks import boundary
+from penstock.system import forks
+from penstock.system.tracebacks import boundary
 from penstock.types import ListPage, ObjectInfo
 
 if TYPE_CHECKING:

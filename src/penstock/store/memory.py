@@ -10,10 +10,10 @@ from bisect import bisect_left, insort
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock import forks
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
 from penstock.store.sorted_pages import sorted_page
 from penstock.store.threaded import ThreadedStore, span_within
+from penstock.system import forks
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Literal, Protocol, overload
 
+from penstock.checksums import algorithms as checksums
 from penstock.config import FetchConfig, check_whole
 from penstock.errors import (
     ChecksumError,
@@ -19,18 +20,17 @@ from penstock.errors import (
 )
 from penstock.fetch import Budget, ObjectRead, PartRequest, PlanItem, ReadAhead, Request, SingleRead
 from penstock.fetch.plan import as_item
-from penstock.file_landings import FileLanding
-from penstock.store import checksums
-from penstock.tracebacks import boundary
+from penstock.memory.file_landings import FileLanding
+from penstock.system.tracebacks import boundary
 from penstock.types import Blob, ByteRange, Chunk, Core
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
+    from penstock.checksums.algorithms import Hasher
     from penstock.fetch import FetchStatistics
     from penstock.fetch.plan import Cut
-    from penstock.store.checksums import Hasher
     from penstock.types import Key, ObjectInfo
 
 

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.buffers import writable_byte_view
+from penstock.checksums import algorithms as checksums
 from penstock.config import FetchConfig
 from penstock.errors import (
     DEFECT_HINT,
@@ -24,9 +24,9 @@ from penstock.errors import (
 )
 from penstock.fetch import PlanItem, ReadAhead
 from penstock.fetch.plan import BufferTarget, as_item
-from penstock.store import checksums
+from penstock.memory.buffers import writable_byte_view
 from penstock.store.reading import bytes_of_read, check_iterable, error_of
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange, Key
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from penstock.checksums.algorithms import verify
 from penstock.config import RetryConfig
 from penstock.errors import (
     ChecksumError,
@@ -26,7 +27,6 @@ from penstock.errors import (
     as_completion_error,
 )
 from penstock.store.base import Store, Wrapper
-from penstock.store.checksums import verify
 from penstock.store.relay import Relay, Resent
 from penstock.transport import engine
 from penstock.types import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from penstock.checksums.algorithms import full_object
 from penstock.config import TransportConfig
 from penstock.errors import (
     CancelledOperationError,
@@ -21,7 +22,6 @@ from penstock.errors import (
 )
 from penstock.store import xml
 from penstock.store.answers import http_date_s, object_info, status_error
-from penstock.store.checksums import full_object
 from penstock.store.credentials import provider
 from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build_request

@@ -16,7 +16,6 @@ from abc import abstractmethod
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from penstock import forks
 from penstock.errors import (
     AccessDeniedError,
     CancelledOperationError,
@@ -30,6 +29,7 @@ from penstock.errors import (
 from penstock.redaction import showable
 from penstock.store.base import Store
 from penstock.store.keys import check_key
+from penstock.system import forks
 from penstock.types import (
     AbortMultipart,
     Attempt,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
-from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
 from penstock.store.relay import Relay
+from penstock.system.quantiles import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

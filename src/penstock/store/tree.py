@@ -12,8 +12,8 @@ from collections import OrderedDict
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from penstock import forks
 from penstock.errors import ConfigError, DirectoryMissingError, StoreError
+from penstock.system import forks
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:

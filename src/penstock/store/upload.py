@@ -15,20 +15,20 @@ from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from penstock import forks
-from penstock.buffers import byte_view, bytes_buffer
+from penstock.checksums import algorithms as checksums
 from penstock.config import MIB
 from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.fetch.window import Window
-from penstock.store import checksums
+from penstock.memory.buffers import byte_view, bytes_buffer
 from penstock.store.inflight import InFlight
 from penstock.store.waiting import perform
+from penstock.system import forks
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.store.checksums import Hasher
+    from penstock.checksums.algorithms import Hasher
     from penstock.types import Buffer, Completion, Core, Key
 
 PART_BYTES = 8 * MIB

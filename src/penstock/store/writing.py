@@ -12,15 +12,15 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock import forks
-from penstock.buffers import byte_view
 from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
+from penstock.memory.buffers import byte_view
 from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.inflight import InFlight
 from penstock.store.upload import PART_BYTES, PARTS_MAX, REQUESTS_MIN, Upload, complete, drop, write
 from penstock.store.waiting import perform
-from penstock.tracebacks import boundary
+from penstock.system import forks
+from penstock.system.tracebacks import boundary
 from penstock.types import (
     AbortMultipart,
     ByteRange,

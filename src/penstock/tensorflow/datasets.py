@@ -14,7 +14,7 @@ import tensorflow as tf  # type: ignore[import-untyped]
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.samples.columns import Ragged
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr
 from penstock.version import install_hint
 
 try:

@@ -13,8 +13,8 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
+from penstock.system.tracebacks import boundary
 from penstock.torch.lightning import calling_loop, is_evaluation, is_limited, trains_on, unrestored_state
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

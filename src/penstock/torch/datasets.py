@@ -16,11 +16,11 @@ from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import may_drop
 from penstock.pipeline import Sequential
+from penstock.system.tracebacks import boundary
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.lightning import calling_loop, is_lost_on_resuming
 from penstock.torch.shared import Once
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from penstock.errors import ConfigError
+from penstock.system.tracebacks import boundary
 from penstock.torch.batches import Stateful, as_tensors, converted, stateful
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

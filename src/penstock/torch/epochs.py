@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
 
-from penstock.locks import process_lock
+from penstock.system.locks import process_lock
 from penstock.torch.shared import MemoryFile
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
-from penstock import forks
 from penstock.access.dataset import PipelineDataset, transform_of
 from penstock.config import SEED_MAX, check_whole
+from penstock.system import forks
+from penstock.system.tracebacks import boundary
 from penstock.torch.epochs import EpochTable, worker_here
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

@@ -8,7 +8,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any
 
-from penstock.locks import process_lock
+from penstock.system.locks import process_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from penstock import compose
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectExistsError, ObjectMissingError
 from penstock.store.local import LocalStore
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.transfer.download import is_downloaded
 from penstock.transfer.moving import TransferItem, copy_between, stream
 from penstock.transfer.receiving import FileReceiver

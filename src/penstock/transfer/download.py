@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
-from penstock.file_landings import LandingFile
-from penstock.locks import try_lock_file
-from penstock.private import open_private
+from penstock.memory.file_landings import LandingFile
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
+from penstock.system.locks import try_lock_file
+from penstock.system.private import open_private
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, StoreError
 from penstock.fetch import PlanItem
-from penstock.file_landings import LandingFileError
+from penstock.memory.file_landings import LandingFileError
 from penstock.store.inflight import InFlight
 from penstock.transfer.download import FATAL
 from penstock.types import Copy, Put
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.fetch import Chunk
-    from penstock.file_landings import LandingFile
+    from penstock.memory.file_landings import LandingFile
     from penstock.store.base import Store
     from penstock.store.writing import Writer
     from penstock.types import Key, ObjectInfo, Operation

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from penstock.file_landings import LandingFile
+    from penstock.memory.file_landings import LandingFile
     from penstock.transfer.moving import TransferItem, TransferListener
     from penstock.types import Buffer, Chunk
 

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.libcurl import pycurl
+from penstock.system.libcurl import pycurl
 from penstock.transport.connections import NAME_S_MAX, HttpConnection, HttpOrigin
 
 if TYPE_CHECKING:

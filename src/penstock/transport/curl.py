@@ -12,9 +12,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.buffers import whole_bytes
 from penstock.config import KIB, MIB
-from penstock.libcurl import pycurl
+from penstock.memory.buffers import whole_bytes
+from penstock.system.libcurl import pycurl
 from penstock.transport.head import parse_head
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.libcurl import pycurl
+from penstock.system.libcurl import pycurl
 from penstock.transport.curl import attach, configure, prepare_method, record_outcome
 
 if TYPE_CHECKING:

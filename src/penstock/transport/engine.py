@@ -12,10 +12,10 @@ import itertools
 import threading
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.config import TransportConfig, cores_count
 from penstock.errors import UnavailableError
-from penstock.libcurl import pycurl
+from penstock.system import forks
+from penstock.system.libcurl import pycurl
 from penstock.transport.http import DESCRIPTORS_HINT
 from penstock.transport.loop import EventLoop, Timer, WatchedDescriptor
 

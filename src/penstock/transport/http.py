@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.buffers import bytes_buffer
 from penstock.config import MIB
 from penstock.errors import ProtocolError, StoreError
-from penstock.file_landings import FileLanding
+from penstock.memory.buffers import bytes_buffer
+from penstock.memory.file_landings import FileLanding
 from penstock.transport.head import parse_head
 from penstock.types import GrowingLanding, Landing
 

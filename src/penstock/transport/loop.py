@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.libcurl import pycurl
+from penstock.system.libcurl import pycurl
 from penstock.transport.connections import HttpConnection
 from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (

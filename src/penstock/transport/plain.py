@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from penstock.config import KIB
 from penstock.errors import StoreError
-from penstock.file_landings import FileLanding, LandingFileError
-from penstock.libcurl import pycurl
+from penstock.memory.file_landings import FileLanding, LandingFileError
+from penstock.system.libcurl import pycurl
 from penstock.transport.connecting import Connector
 from penstock.transport.connections import HttpConnection, HttpOrigin, HttpOrigins
 from penstock.transport.head import Chunked, keeps, parse_head

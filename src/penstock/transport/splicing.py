@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.file_landings import FileLanding
+    from penstock.memory.file_landings import FileLanding
 
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1 << 20

@@ -13,7 +13,7 @@ import webdataset
 
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.webdataset.stores import default_stores
 from penstock.webdataset.streams import Place, ShardStreams
 from penstock.webdataset.writing import ShardUpload

@@ -6,7 +6,7 @@ from typing import Any
 
 import webdataset
 
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.webdataset.opening import ShardOpener, gopen, open_url, url_opener
 from penstock.webdataset.stores import ShardStores, set_default_stores
 from penstock.webdataset.writing import abort_on_exceptions

@@ -15,7 +15,7 @@ with Ministack() as server:
     with ps.connect("s3://" + server.create_bucket()) as store:
         store.write("a", b"x" * 3_000_000)
         assert len(store.read("a").data) == 3_000_000
-    from penstock.libcurl import pycurl, has_foreign_libcurl
+    from penstock.system.libcurl import pycurl, has_foreign_libcurl
     assert has_foreign_libcurl()
     print(pycurl.version_info()[1])
 """

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoints import CheckpointFile, CheckpointItem, CheckpointManifest, decode_manifest
-from penstock.crc import combined_crc, crc32c
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import CheckpointError
 
 URL = "s3://bucket/run/step-0000000007/manifest-000000000000.json"

@@ -32,7 +32,7 @@ from penstock.checkpoints import (
     verify,
 )
 from penstock.checkpoints.directory import read_metadata
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import BucketMissingError, CheckpointError, ClosedError, ConfigError
 from penstock.store import Store
 from penstock.store.faulty import Faulty

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpoints import CheckpointFile, Checkpoints, CheckpointSave, layout, step_directory
+from penstock.checksums.crc32c import crc32c
 from penstock.cli.app import run
-from penstock.crc import crc32c
 
 
 def save(url: Path, *steps: int) -> None:

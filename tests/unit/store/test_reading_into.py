@@ -188,7 +188,7 @@ class SummedSink:
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
-        from penstock.store import checksums
+        from penstock.checksums import algorithms as checksums
 
         if completion.info is not None:
             completion.info = completion.info._replace(checksums={"crc32c": checksums.encode("crc32c", DATA)})

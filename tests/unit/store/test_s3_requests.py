@@ -140,7 +140,7 @@ def test_what_is_no_bucket_is_refused(name: str) -> None:
 
 def test_a_known_checksum_of_a_part_is_sent() -> None:
     """The header is the same whether the caller knows the CRC-32C or it is computed, and a wrong one is passed on as it is."""
-    from penstock.crc import crc32c
+    from penstock.checksums.crc32c import crc32c
 
     told = [
         headers(build_request(endpoint(), S3Options(), PutPart("k", "u", 1, b"body", crc)))["x-amz-checksum-crc32c"]
@@ -183,8 +183,8 @@ def test_a_large_body_without_a_checksum_is_hashed() -> None:
 
 def test_the_checksum_of_the_parts_is_that_of_the_whole() -> None:
     """Parts of any lengths, empty ones too, give the CRC-32C of all bytes."""
-    from penstock.crc import crc32c
-    from penstock.store.checksums import PartsCrc
+    from penstock.checksums.algorithms import PartsCrc
+    from penstock.checksums.crc32c import crc32c
 
     data = bytes(range(256)) * 40
     for cuts in ((0,), (1,), (5000,), (1, 1, 700, 9000)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.file_landings import FileLanding, LandingFile, LandingFileError
+from penstock.memory.file_landings import FileLanding, LandingFile, LandingFileError
 from penstock.transport.splicing import Splicer
 
 DATA = b"".join(number.to_bytes(4, "big") for number in range(20_000))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import is_variable
 from penstock.errors import ConfigError
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,9 +17,9 @@ from penstock.channels.file.linking import link_file
 from penstock.channels.inflating import Inflating
 from penstock.channels.inside import check_folders
 from penstock.errors import ConfigError, StoreError
-from penstock.sizes import format_bytes
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
+from penstock.text.sizes import format_bytes
 from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_downloaded, stream
 from penstock.types import Head, ObjectInfo
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.channels.inside import is_temporary, read_file, write_file
 from penstock.errors import ConfigError
-from penstock.json_text import parse_json
+from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -15,8 +15,8 @@ from penstock.channels.environment.layout import ContainerLayout
 from penstock.channels.runner.marks import end_marked, new_mark, read_mark, write_mark
 from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
 from penstock.errors import ConfigError
-from penstock.locks import try_lock_file
-from penstock.private import is_trusted
+from penstock.system.locks import try_lock_file
+from penstock.system.private import is_trusted
 
 PREFIX = "penstock-run-"
 

@@ -27,7 +27,7 @@ from penstock.channels.runner.supervisor import files_in
 from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
 from penstock.config import cores_count
 from penstock.errors import PenstockError
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

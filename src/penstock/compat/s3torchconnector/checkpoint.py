@@ -9,7 +9,7 @@ from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSourc
 from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.compat.s3torchconnector.writer import S3Writer
 from penstock.errors import ConfigError
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from penstock.compat.s3torchconnector.constructors import ReaderConstructor

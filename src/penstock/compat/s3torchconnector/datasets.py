@@ -15,8 +15,8 @@ from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.config import check_names, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 from penstock.fetch import configure_process_budget
+from penstock.system.tracebacks import boundary
 from penstock.torch.ranks import rank_and_world_size
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

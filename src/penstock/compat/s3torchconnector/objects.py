@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from penstock.config import MIB
 from penstock.errors import ObjectChangedError, SpanError, StoreError
 from penstock.fetch import PlanItem
-from penstock.raw_file import RawFile
+from penstock.memory.raw_file import RawFile
 from penstock.store.file import ObjectReader
 from penstock.types import Blob, ByteRange
 

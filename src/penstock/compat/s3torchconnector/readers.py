@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import MIB
 from penstock.fetch import PlanItem
-from penstock.raw_file import RawFile
+from penstock.memory.raw_file import RawFile
 from penstock.store.file import ObjectReader
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

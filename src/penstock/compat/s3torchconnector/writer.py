@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from penstock.system.tracebacks import boundary
 from penstock.torch.writing import CheckpointWriter
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from penstock.store.base import Store

@@ -12,6 +12,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from penstock.checksums.algorithms import ALGORITHMS, Hasher, hasher
 from penstock.gateway.authentication.chunk_signatures import (
     ChunkRules,
     ChunkSigner,
@@ -21,7 +22,6 @@ from penstock.gateway.authentication.chunk_signatures import (
 )
 from penstock.gateway.authentication.chunks import ChunkDecoder
 from penstock.gateway.objects import S3Error
-from penstock.store.checksums import ALGORITHMS, Hasher, hasher
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from penstock.version import install_hint
 

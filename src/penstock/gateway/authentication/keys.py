@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.private import others_can_read
+from penstock.system.private import others_can_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,8 +6,8 @@ import base64
 import hashlib
 from typing import TYPE_CHECKING
 
+from penstock.checksums.algorithms import ALGORITHMS, Hasher, hasher
 from penstock.gateway.objects import S3Error
-from penstock.store.checksums import ALGORITHMS, Hasher, hasher
 
 if TYPE_CHECKING:
     from penstock.types import Buffer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.checksums import algorithms as checksums
 from penstock.gateway.buckets.requests import invalid_argument, not_implemented
 from penstock.gateway.objects import S3Error
-from penstock.store import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

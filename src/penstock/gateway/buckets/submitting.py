@@ -6,9 +6,9 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.buffers import small_buffer
 from penstock.errors import ObjectChangedError, StoreError
 from penstock.fetch.budget import POOLED_BYTES_MIN
+from penstock.memory.buffers import small_buffer
 from penstock.types import UNKNOWN_BYTES, GrowingLanding, Landing, same_version
 
 if TYPE_CHECKING:

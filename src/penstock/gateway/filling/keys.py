@@ -8,7 +8,7 @@ from penstock.compose import connect, split
 from penstock.errors import ConfigError
 from penstock.gateway.buckets.transformed import is_beside_shards
 from penstock.index import read_manifest
-from penstock.patterns import is_pattern, matcher, split_glob
+from penstock.text.patterns import is_pattern, matcher, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

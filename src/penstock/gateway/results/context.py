@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.buffers import small_buffer
 from penstock.config import KIB, MIB
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.memory import BlockPool, RecentBlocks
 from penstock.gateway.results.run import Run
+from penstock.memory.buffers import small_buffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from penstock.cache.entry import digest_of
+from penstock.checksums.crc32c import crc32c
 from penstock.config import MIB
-from penstock.crc import crc32c
 from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError, StoreError
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record

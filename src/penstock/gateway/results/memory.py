@@ -6,8 +6,8 @@ import mmap
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from penstock import buffers
 from penstock.config import MIB
+from penstock.memory import buffers
 
 _FREE_BYTES_MAX = 32 * MIB
 """Memory that is kept for the next blocks. A new mmap costs a page fault per 4 KiB: 150 µs per MiB."""

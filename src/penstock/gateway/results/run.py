@@ -23,10 +23,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.crc import crc32c
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.checksums import join_crcs
 from penstock.gateway.results.record import DEFAULT_TYPE, HEADERS_BYTES_MAX, ResultRecord
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ class Run:
         self._crcs[index] = crc, size_bytes
         while self._joined_count in self._crcs:
             crc, size_bytes = self._crcs.pop(self._joined_count)
-            self._crc = join_crcs(self._crc, crc, second_bytes=size_bytes)
+            self._crc = combined_crc(self._crc, crc, size_bytes)
             self._joined_count += 1
 
     def stop_keeping(self) -> None:

@@ -16,7 +16,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.buffers import small_buffer
 from penstock.cache.directory import BlockRead, CacheDirectory, NewEntry
 from penstock.cache.entry import (
     BLOCK,
@@ -31,10 +30,11 @@ from penstock.cache.entry import (
 )
 from penstock.cache.eviction import Evictor
 from penstock.cache.statistics import Counts
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.gateway.results.identity import ResultName, record_entry
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
-from penstock.private import is_trusted
+from penstock.memory.buffers import small_buffer
+from penstock.system.private import is_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

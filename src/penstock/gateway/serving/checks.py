@@ -16,7 +16,7 @@ from penstock.config import KIB, MIB, check_number, check_whole
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import CALLER, HIDDEN_HEADERS
 from penstock.gateway.serving.values import suggestion
-from penstock.private import others_can_read
+from penstock.system.private import others_can_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

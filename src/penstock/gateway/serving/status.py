@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.serving.activity import SECONDS_MAX
 from penstock.redaction import public_url
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 from penstock.version import __version__
 
 if TYPE_CHECKING:

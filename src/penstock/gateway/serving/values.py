@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ConfigError
-from penstock.sizes import parse_bytes, parse_seconds
+from penstock.text.sizes import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

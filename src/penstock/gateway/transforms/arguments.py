@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 
 from penstock.config import check_names
 from penstock.errors import ConfigError, PenstockError
-from penstock.tracebacks import function_name
+from penstock.system.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ from penstock.gateway.transforms.output import WrongOutputError
 from penstock.gateway.transforms.reading import PipedReader
 from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
 from penstock.pack.fingerprint import digest_of, function_digest
-from penstock.tracebacks import function_name, pickled_with_files
+from penstock.system.tracebacks import function_name, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:

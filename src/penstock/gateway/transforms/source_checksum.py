@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.store import checksums
+from penstock.checksums import algorithms as checksums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.store.checksums import Hasher
+    from penstock.checksums.algorithms import Hasher
     from penstock.types import Buffer
 
 COMPARED = ("crc32c", "crc64nvme")

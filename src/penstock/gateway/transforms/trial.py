@@ -19,7 +19,7 @@ from penstock.gateway.transforms.program import (
     spelled_program,
 )
 from penstock.gateway.transforms.reading import SourceVersion, VersionReader
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

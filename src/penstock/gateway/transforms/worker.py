@@ -41,7 +41,7 @@ from penstock.gateway.transforms.messages import (
 from penstock.gateway.transforms.program import load_program
 from penstock.gateway.transforms.reading import SourceVersion, VersionReader
 from penstock.gateway.transforms.sending import OutputSender
-from penstock.tracebacks import shorten, users_text
+from penstock.system.tracebacks import shorten, users_text
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:

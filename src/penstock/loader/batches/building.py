@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.buffers import as_bytes, is_typed
 from penstock.config import MIB
 from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
 from penstock.loader.batches.run import OpenBatch
+from penstock.memory.buffers import as_bytes, is_typed
 from penstock.samples.columns import Layout
 from penstock.samples.context import ThreadRandom
 

@@ -22,7 +22,7 @@ from penstock.loader.position import RebatchedPosition
 from penstock.pipeline import BatchBySize
 from penstock.samples.columns import Layout
 from penstock.samples.context import ThreadRandom
-from penstock.tracebacks import failed
+from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

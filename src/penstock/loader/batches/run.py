@@ -18,11 +18,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock.buffers import give_back_free_memory
-from penstock.conditions import Condition
 from penstock.errors import ClosedError
 from penstock.fetch import process_budget
 from penstock.loader.statistics import ThreadMeter
+from penstock.memory.buffers import give_back_free_memory
+from penstock.system.conditions import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

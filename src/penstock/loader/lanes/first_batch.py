@@ -18,7 +18,7 @@ from penstock.config import MIB
 from penstock.errors import ClosedError, DataError
 from penstock.formats import FORMATS, joined, narrowed, parser_of, with_fields
 from penstock.loader.lanes.segments import ShardSegment
-from penstock.ranges import REQUEST_COST_BYTES, near_groups
+from penstock.memory.ranges import REQUEST_COST_BYTES, near_groups
 from penstock.store.inflight import perform_many
 from penstock.types import ByteRange, Get
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.buffers import is_typed
 from penstock.formats import LOST, Sample, joined, reordered
 from penstock.formats.typed import view_of_array
 from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart
+from penstock.memory.buffers import is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.fetch import PARTS_PER_REQUEST
 from penstock.loader.lanes.segments import ReadAheadSizes, lane_read_ahead_sizes
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

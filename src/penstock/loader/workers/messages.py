@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.tracebacks import is_full, pickled_with_files
+from penstock.system.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:

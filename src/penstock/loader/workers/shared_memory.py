@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.buffers import lease
 from penstock.errors import ConfigError
+from penstock.memory.buffers import lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

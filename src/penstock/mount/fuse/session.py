@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock import forks
 from penstock.config import MIB, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.mount.fuse import replies
@@ -31,6 +30,7 @@ from penstock.mount.fuse.protocol import (
     Operation,
 )
 from penstock.mount.fuse.turns import LoopTurns, RequestReader, ThreadTurns
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

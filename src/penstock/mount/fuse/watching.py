@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from penstock import forks
+from penstock.system import forks
 
 if TYPE_CHECKING:
     from penstock.mount.fuse.mount_table import MountEntry

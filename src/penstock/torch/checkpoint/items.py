@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from penstock.checkpoints import CheckpointItem
-from penstock.crc import combined_crc, crc32c
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

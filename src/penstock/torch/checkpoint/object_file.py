@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
 from penstock.fetch import PlanItem
-from penstock.raw_file import RawFile
+from penstock.memory.raw_file import RawFile
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from penstock.checksums.crc32c import crc32c
 from penstock.config import MIB
-from penstock.crc import crc32c
 from penstock.errors import CheckpointError, ConfigError, UnsupportedFormatError
 from penstock.fetch import PlanItem
 from penstock.torch.checkpoint.archive import load_guarded

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from penstock import compose
+from penstock.checksums.crc32c import sample_crc
 from penstock.config import KIB
-from penstock.crc import sample_crc
 from penstock.errors import (
     CheckpointError,
     ClosedError,
@@ -24,9 +24,9 @@ from penstock.errors import (
 from penstock.fetch import PlanItem
 from penstock.formats.safetensors import HEADER_BYTES_MAX, SafetensorsHeader, header_end, parse_header, parse_index
 from penstock.store.inflight import InFlight
+from penstock.system.tracebacks import boundary
 from penstock.torch.checkpoint.safetensors_dtypes import torch_dtype
 from penstock.torch.checkpoint.verification import FileChecks
-from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:

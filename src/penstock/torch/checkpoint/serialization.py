@@ -18,6 +18,7 @@ from penstock.config import KIB, MIB
 from penstock.errors import CheckpointError, ChecksumError, ConfigError, PenstockError
 from penstock.fetch import PlanItem
 from penstock.fetch.plan import COPIED_BYTES_MAX
+from penstock.system.tracebacks import boundary
 from penstock.torch.checkpoint.archive import (
     HEADER_BYTES,
     LEGACY_HEAD,
@@ -31,7 +32,6 @@ from penstock.torch.checkpoint.object_file import ObjectFile
 from penstock.torch.checkpoint.prefaulting import Prefaulting
 from penstock.torch.checkpoint.verification import FileVerifier, choose_verifier
 from penstock.torch.writing import checkpoint_writer, split_file
-from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

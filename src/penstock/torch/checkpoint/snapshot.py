@@ -8,7 +8,7 @@ import torch
 
 from penstock.config import check_whole
 from penstock.errors import ConfigError
-from penstock.sizes import format_bytes
+from penstock.text.sizes import format_bytes
 from penstock.torch.checkpoint.saved_items import local
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from penstock.checkpoints.directory import (
     read_manifest,
     read_metadata,
 )
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import AccessDeniedError, CheckpointError, ObjectChangedError, ObjectMissingError
 from penstock.torch.checkpoint.metadata import decode_metadata
 from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade

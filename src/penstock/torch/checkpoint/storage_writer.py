@@ -19,8 +19,8 @@ from torch.futures import Future
 
 from penstock.checkpoints import CheckpointFile, CheckpointSave, layout
 from penstock.checkpoints.manifest import BLOCK_BYTES
+from penstock.checksums.combining import combined_crc
 from penstock.config import check_whole
-from penstock.crc import combined_crc
 from penstock.errors import ConfigError
 from penstock.torch.checkpoint.items import WrittenItem, write_object, write_tensor
 from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade

@@ -21,6 +21,7 @@ from penstock.errors import (
     ObjectMissingError,
     StoreError,
 )
+from penstock.system.tracebacks import boundary
 from penstock.torch.batches import Stateful
 from penstock.torch.checkpoint.background import BackgroundSave
 from penstock.torch.checkpoint.exchange import read_items, write_items
@@ -33,7 +34,6 @@ from penstock.torch.checkpoint.saved_items import SavedItems, local
 from penstock.torch.checkpoint.snapshot import SnapshotMemory
 from penstock.torch.checkpoint.storage_reader import StorageReader
 from penstock.torch.checkpoint.storage_writer import StorageWriter
-from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os

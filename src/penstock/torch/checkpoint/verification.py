@@ -11,18 +11,19 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
-from penstock.crc import combined_crc, sample_crc
-from penstock.crc32 import crc32
+from penstock.checksums import algorithms as checksums
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32 import crc32
+from penstock.checksums.crc32c import sample_crc
 from penstock.errors import CheckpointError, ChecksumError, ObjectChangedError
-from penstock.store import checksums
 from penstock.store.inflight import InFlight
 from penstock.types import Head, same_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.checksums.algorithms import Hasher
     from penstock.store.base import Store
-    from penstock.store.checksums import Hasher
     from penstock.torch.checkpoint.archive import StoredStorage
     from penstock.types import Buffer, Key, ObjectInfo
 

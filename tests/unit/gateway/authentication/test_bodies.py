@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.gateway.authentication import OpenAuthenticator
 from penstock.gateway.objects import RequestHead, S3Error, VerifiedRequest
 from signed_requests import authenticator, changed, pieces_of, signed, signed_at_s, signed_chunks

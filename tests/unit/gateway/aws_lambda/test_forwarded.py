@@ -9,7 +9,7 @@ import zlib
 import botocore.session
 import pytest
 
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.gateway.aws_lambda.body_checksums import BodyChecksum
 from penstock.gateway.aws_lambda.forwarded import CHECKSUMS, DROPPED, KEPT, PREFIX, forwarded_head
 from penstock.gateway.objects import S3Error

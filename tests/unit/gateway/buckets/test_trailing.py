@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.checksums import algorithms as checksums
 from penstock.gateway.buckets.trailing import CHECKSUM_CHARACTERS, CHUNK_BYTES, encoded, encoded_length_bytes
-from penstock.store import checksums
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_support.results import BLOCK_BYTES, FunctionTransform, Gate, get, open_results, point_of
-from penstock.crc import crc32c
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32c import crc32c
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.checksums import join_crcs
 from penstock.gateway.results.config import ResultsConfig
 from penstock.gateway.results.kept import iter_kept
 from penstock.types import ByteRange
@@ -103,5 +103,5 @@ def test_checksums_of_blocks_join_to_that_of_the_whole(blocks: list[bytes]) -> N
     """Joining the checksums of blocks gives the checksum of all their bytes."""
     crc = 0
     for block in blocks:
-        crc = join_crcs(crc, crc32c(block), second_bytes=len(block))
+        crc = combined_crc(crc, crc32c(block), len(block))
     assert crc == crc32c(b"".join(blocks))

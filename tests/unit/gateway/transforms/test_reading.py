@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.checksums.algorithms import encode
 from penstock.errors import ChecksumError, ObjectChangedError
 from penstock.gateway.transforms.reading import PipedReader, SourceVersion, VersionReader
 from penstock.store import Store
-from penstock.store.checksums import encode
 
 DATA = os.urandom(7_000_000)
 

@@ -13,12 +13,12 @@ import pytest
 
 import penstock as ps
 from loading import index, pipeline, shard, write_counted
-from penstock import buffers
-from penstock.buffers import give_back_free_memory
 from penstock.config import MIB, FetchConfig
 from penstock.errors import ConfigError
 from penstock.fetch import process_budget
 from penstock.loader.plan.memory import MemoryNeeds
+from penstock.memory import buffers
+from penstock.memory.buffers import give_back_free_memory
 
 SAMPLE_BYTES = 200_000
 

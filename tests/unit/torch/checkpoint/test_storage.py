@@ -30,7 +30,7 @@ import penstock as ps
 from bounded import run_bounded
 from penstock.checkpoints import CheckpointFile, CheckpointManifest, Checkpoints, layout
 from penstock.checkpoints.manifest import BLOCK_BYTES
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import CheckpointError, ConfigError, ObjectChangedError
 from penstock.torch.checkpoint import (
     RoundRobinPrefixes,

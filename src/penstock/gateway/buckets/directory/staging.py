@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from penstock.gateway.objects import S3Error
-from penstock.locks import try_lock_file
+from penstock.system.locks import try_lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

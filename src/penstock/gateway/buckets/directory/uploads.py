@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.gateway.buckets.directory.crc_arithmetic import CRCS, joined_crc
+from penstock.checksums import algorithms as checksums
+from penstock.checksums.combining import CRCS, combined_crc
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.staging import bucket_missing, make_below
 from penstock.gateway.objects import S3Error
-from penstock.store import checksums
 from penstock.store.local import sync_directory
 from penstock.store.upload import multipart_etag
 from penstock.types import ByteRange
@@ -340,8 +340,10 @@ def _joined_checksum(name: str, kind: str, parts: list[StoredPart]) -> str:
     digests = [base64.b64decode(part.checksums[name]) for part in parts]
     if kind == "COMPOSITE":
         return f"{checksums.encode(name, b''.join(digests))}-{len(parts)}"
-    pairs = [(int.from_bytes(digest, "big"), part.size_bytes) for digest, part in zip(digests, parts, strict=True)]
-    return base64.b64encode(joined_crc(name, pairs).to_bytes(CRCS[name].bits // 8, "big")).decode()
+    crc = 0
+    for digest, part in zip(digests, parts, strict=True):
+        crc = combined_crc(crc, int.from_bytes(digest, "big"), part.size_bytes, algorithm=name)
+    return base64.b64encode(crc.to_bytes(CRCS[name].bits // 8, "big")).decode()
 
 
 def _check_expected(expected: Mapping[str, str], record: StoredRecord) -> None:

@@ -7,16 +7,16 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.checksums import algorithms as checksums
 from penstock.gateway.objects import S3Error
-from penstock.store import checksums
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from penstock.checksums.algorithms import Hasher
     from penstock.gateway.buckets.directory.staging import StagedFile
     from penstock.gateway.buckets.directory.threads import FileThreads
     from penstock.gateway.objects import RequestBody
-    from penstock.store.checksums import Hasher
     from penstock.types import Buffer, ByteRange
 
 STEP_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bounded import run_bounded
-from penstock.crc import crc32c
+from penstock.checksums.crc32c import crc32c
 from penstock.errors import CorruptShardError, DataError
 from penstock.formats.example import parse_example
 from penstock.gateway.transforms.builtin.shards import tar_to_tfrecord, tfrecord_to_tar

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from penstock.raw_file import RawFile
+from penstock.memory.raw_file import RawFile
 
 
 class TenBytes(RawFile):

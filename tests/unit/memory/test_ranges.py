@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from penstock.ranges import covering, merged_spans, near_groups
+from penstock.memory.ranges import covering, merged_spans, near_groups
 from penstock.types import ByteRange
 
 RANGES = st.lists(

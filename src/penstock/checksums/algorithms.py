@@ -1,7 +1,7 @@
 """Checksums that S3 keeps of whole objects: compared with what arrives, and computed for what is sent.
 
 One core computes CRC32C at 18 GB/s (package crc32c), CRC64NVME at 10 GB/s (awscrt, the extra ``[crt]``), CRC32 at 26 GB/s
-(``penstock.crc32``), and SHA-1 and SHA-256 at 1 to 2 GB/s (OpenSSL).
+(``penstock.checksums.crc32``), and SHA-1 and SHA-256 at 1 to 2 GB/s (OpenSSL).
 Source: S3 API reference, "Checking object integrity": header ``x-amz-checksum-ALGORITHM``, big-endian base64.
 """
 
@@ -12,7 +12,8 @@ import hashlib
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.crc32 import crc32
+from penstock.checksums.combining import combined_crc
+from penstock.checksums.crc32 import crc32
 from penstock.errors import ChecksumError
 from penstock.version import install_hint
 
@@ -67,7 +68,7 @@ class PartsCrc:
 
     def add(self, data: Buffer) -> int:
         """Add a part, and return its own CRC-32C."""
-        from penstock.crc import combined_crc, crc32c
+        from penstock.checksums.crc32c import crc32c
 
         crc: int = crc32c(data)
         self._value = combined_crc(self._value, crc, len(data))
@@ -81,7 +82,7 @@ class PartsCrc:
 @cache
 def _crc_function(name: str) -> Callable[[Buffer, int], int] | None:
     if name == "crc32c":
-        from penstock.crc import crc32c
+        from penstock.checksums.crc32c import crc32c
 
         return crc32c  # type: ignore[no-any-return, unused-ignore]
     if name == "crc32":

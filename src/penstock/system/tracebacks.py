@@ -27,7 +27,7 @@ VARIABLE = "PENSTOCK_TRACEBACK"
 
 T = TypeVar("T")
 
-_PACKAGE = f"{Path(__file__).parent}/"
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _INSTALLED = (f"{Path(os.__file__).parent}/", "<frozen ")
 _IS_GENERATOR = 0x20  # inspect.CO_GENERATOR, without importing inspect
 _SPECIAL = frozenset(

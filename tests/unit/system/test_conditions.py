@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.conditions import Condition
+from penstock.system.conditions import Condition
 
 INTERRUPTS = 1500
 

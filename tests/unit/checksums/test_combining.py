@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.buckets.directory.crc_arithmetic import CRCS, joined_crc
-from penstock.store import checksums
+from penstock.checksums import algorithms
+from penstock.checksums.combining import CRCS, combined_crc
 
 
 @pytest.mark.parametrize("name", sorted(CRCS))
@@ -18,6 +18,9 @@ def test_the_crc_of_joined_parts(name: str, parts: list[bytes]) -> None:
     """It is what the library computes over all bytes, for parts of any length, empty ones among them."""
 
     def crc(data: bytes) -> int:
-        return int.from_bytes(base64.b64decode(checksums.encode(name, data)), "big")
+        return int.from_bytes(base64.b64decode(algorithms.encode(name, data)), "big")
 
-    assert joined_crc(name, [(crc(part), len(part)) for part in parts]) == crc(b"".join(parts))
+    joined = 0
+    for part in parts:
+        joined = combined_crc(joined, crc(part), len(part), algorithm=name)
+    assert joined == crc(b"".join(parts))

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from penstock import forks
 from penstock.errors import ClosedError
+from penstock.system import forks
 
 
 def in_child(check: str) -> int:

@@ -1,4 +1,4 @@
-"""The interface to iopath: a ``PathHandler`` for ``s3://``. No other part of penstock imports iopath."""
+"""A ``PathHandler`` for ``s3://``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import ConfigError, ObjectMissingError
 from penstock.store.local import LocalStore
 from penstock.store.text import ObjectText
 from penstock.store.waiting import perform
-from penstock.tracebacks import boundary
+from penstock.system.tracebacks import boundary
 from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
 from penstock.types import ListPage, ObjectInfo
 

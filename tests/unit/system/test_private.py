@@ -11,9 +11,9 @@ import pytest
 import penstock as ps
 from penstock.cache.directory import LAYOUT
 from penstock.index.place import in_directory
-from penstock.private import check_private, open_private, others_can_read
 from penstock.sources.shards import Shard
 from penstock.store.local import LocalStore
+from penstock.system.private import check_private, open_private, others_can_read
 
 STRANGER = 54_321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.sizes import format_bytes, parse_bytes, parse_seconds
+from penstock.text.sizes import format_bytes, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.patterns import expand_braces, glob_matcher, has_glob, is_pattern, matcher, split_glob
+from penstock.text.patterns import expand_braces, glob_matcher, has_glob, is_pattern, matcher, split_glob
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DecodeError
-from penstock.tracebacks import boundary, failed, shorten, users_text
+from penstock.system.tracebacks import boundary, failed, shorten, users_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

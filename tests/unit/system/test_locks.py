@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.locks import is_range_locked, process_lock, try_lock_file, try_lock_range, unlock_range
+from penstock.system.locks import is_range_locked, process_lock, try_lock_file, try_lock_range, unlock_range
 
 
 def opened(path: Path) -> int:

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer, whole_bytes
+from penstock.memory.buffers import as_bytes, bytes_buffer, lease, small_buffer, whole_bytes
 
 
 def test_memory_comes_home_each_time_not_only_the_first() -> None:

@@ -1,0 +1,1 @@
+"""Text that people and other programs wrote: JSON, sizes, times and patterns of names."""
