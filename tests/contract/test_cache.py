@@ -11,8 +11,8 @@ from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
 from penstock.store.traced import Traced
-from penstock.testing.contract import StoreContract
-from penstock.testing.contract_hedging import Overtaken
+from store_contract import StoreContract
+from store_contract.hedging import Overtaken
 
 CONFIGS = {  # name: arguments of CacheConfig
     "asking": {},

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.store.fsspec import FsspecStore
-from penstock.testing.contract import StoreContract
+from store_contract import StoreContract
 
 
 class TestFsspecStore(StoreContract):

@@ -11,7 +11,7 @@ from penstock.gateway.buckets.directory import DirectoryBuckets, files
 from penstock.gateway.buckets.directory.records import SidecarRecords
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
-from penstock.testing.contract import StoreContract
+from store_contract import StoreContract
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
 

@@ -8,9 +8,9 @@ import pytest
 
 import penstock as ps
 from penstock.store import HttpStore, Store
-from penstock.testing.contract import ReadOnlyStoreContract
 from penstock.types import Key
 from servers.faulty import FaultyServer
+from store_contract import ReadOnlyStoreContract
 
 pytestmark = pytest.mark.server
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from penstock.store.local import LocalStore
-from penstock.testing.contract import StoreContract
+from store_contract import StoreContract
 
 
 class TestLocalStore(StoreContract):

@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from penstock.store.memory import MemoryStore
-from penstock.testing.contract import StoreContract
+from store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -5,8 +5,8 @@ import os
 import pytest
 
 import penstock as ps
-from penstock.testing.contract import StoreContract
 from servers.faulty import FaultyServer
+from store_contract import StoreContract
 
 pytestmark = pytest.mark.server
 

@@ -8,8 +8,8 @@ from penstock.store.limited import Limited
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
 from penstock.store.traced import Traced
-from penstock.testing.contract import StoreContract
-from penstock.testing.contract_hedging import Overtaken
+from store_contract import StoreContract
+from store_contract.hedging import Overtaken
 
 STACKS = {
     "Retrying": Retrying,

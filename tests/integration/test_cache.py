@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.maintenance import survey, verify
 from penstock.store.local import LocalStore
-from penstock.testing.contract_support import content
+from store_contract.support import content
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer

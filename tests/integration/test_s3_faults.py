@@ -41,11 +41,11 @@ from penstock.store.faulty import Faulty
 from penstock.store.retrying import Retrying
 from penstock.store.waiting import WaitingSink, perform
 from penstock.store.writing import copy
-from penstock.testing.contract_support import WatchingSink
 from penstock.transport import engine
 from penstock.types import CompleteMultipart, CreateMultipart, Get, Part
 from servers.faulty import FaultyServer
 from servers.shape import ETAGS
+from store_contract.support import WatchingSink
 
 pytestmark = pytest.mark.server
 

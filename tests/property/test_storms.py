@@ -17,11 +17,11 @@ from penstock.store.base import Store, innermost
 from penstock.store.hedged import Hedged
 from penstock.store.limited import Limited
 from penstock.store.retrying import Retrying
-from penstock.testing.contract_hedging import Overtaken
 from penstock.types import Blob, ByteRange
 from servers.faults import KINDS
 from servers.faulty import FaultyServer
 from servers.records import Request
+from store_contract.hedging import Overtaken
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 

@@ -1,4 +1,1 @@
-"""Tools for testing programs that use penstock, and stores that implement its interface.
-
-``contract`` is a pytest suite of what every store must do. ``ministack`` is an S3 server on loopback.
-"""
+"""An S3 server on loopback, for tests of programs that use penstock."""

@@ -33,8 +33,8 @@ from penstock.loader.warming import warm_cache
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
-from penstock.testing.contract_support import WatchingSink, content, submit
 from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo
+from store_contract.support import WatchingSink, content, submit
 
 BLOCK_BYTES = 4096
 

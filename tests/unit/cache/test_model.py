@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from penstock.cache import CacheConfig, Cached
 from penstock.errors import ObjectMissingError, SpanError
 from penstock.store.memory import MemoryStore
-from penstock.testing.contract_support import content
 from penstock.types import ByteRange
+from store_contract.support import content
 
 KEYS = ("a", "b", "b/c")  # few, so that operations meet
 SIZES = (0, 1, 4095, 4096, 4097, 20_000)

@@ -22,7 +22,6 @@ from penstock.fetch import PlanItem
 from penstock.store import local
 from penstock.store.local import LocalStore
 from penstock.store.tree import Tree
-from penstock.testing.contract_support import WatchingSink, submit
 from penstock.types import (
     ByteRange,
     CompleteMultipart,
@@ -34,6 +33,7 @@ from penstock.types import (
     PutPart,
     lasting_etag,
 )
+from store_contract.support import WatchingSink, submit
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
 from penstock.store.waiting import WaitingSink, perform
-from penstock.testing.contract_support import WatchingSink
 from penstock.types import Completion, Get, Operation, Sink, Transfer
+from store_contract.support import WatchingSink
 
 
 def test_a_store_that_is_closed_inside_a_backoff_is_an_error() -> None:

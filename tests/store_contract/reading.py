@@ -11,8 +11,8 @@ import pytest
 from penstock.config import KIB, FetchConfig
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, SpanError, StoreError
 from penstock.fetch import PlanItem
-from penstock.testing.contract_support import Capabilities, content, submit
 from penstock.types import Blob, ByteRange, Get
+from store_contract.support import Capabilities, content, submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,24 +18,16 @@ import sys
 
 import pytest
 
-_PARTS = (
-    "contract_core",
-    "contract_hedging",
-    "contract_listing",
-    "contract_reading",
-    "contract_support",
-    "contract_writing",
-)
-_modules = (f"penstock.testing.{part}" for part in _PARTS)
+_modules = (f"store_contract.{part}" for part in ("core", "hedging", "listing", "reading", "support", "writing"))
 # So that failures show both sides.
 pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))
 
-from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
-from penstock.testing.contract_hedging import HedgingContract  # noqa: E402
-from penstock.testing.contract_listing import ListingContract  # noqa: E402
-from penstock.testing.contract_reading import ReadingContract  # noqa: E402
-from penstock.testing.contract_support import Capabilities  # noqa: E402
-from penstock.testing.contract_writing import WritingContract  # noqa: E402
+from store_contract.core import CoreContract  # noqa: E402 - after the line above
+from store_contract.hedging import HedgingContract  # noqa: E402
+from store_contract.listing import ListingContract  # noqa: E402
+from store_contract.reading import ReadingContract  # noqa: E402
+from store_contract.support import Capabilities  # noqa: E402
+from store_contract.writing import WritingContract  # noqa: E402
 
 __all__ = ["Capabilities", "ReadOnlyStoreContract", "StoreContract"]
 

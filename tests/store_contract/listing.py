@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.testing.contract_support import Capabilities, keys_of, one_version, raise_error, submit
 from penstock.types import ListPage, Page
+from store_contract.support import Capabilities, keys_of, one_version, raise_error, submit
 
 if TYPE_CHECKING:
     from penstock.store import Store

@@ -10,9 +10,9 @@ import pytest
 from penstock.errors import CancelledOperationError, ObjectMissingError
 from penstock.store.base import Store, Wrapper
 from penstock.store.hedged import Hedged, HedgedOperation, SecondRequest
-from penstock.testing.contract_support import Capabilities, WatchingSink, content, raise_error, submit
 from penstock.transport import engine
 from penstock.types import Blob, ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
+from store_contract.support import Capabilities, WatchingSink, content, raise_error, submit
 
 if TYPE_CHECKING:
     from penstock.fetch import Request

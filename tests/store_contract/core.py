@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ObjectMissingError, SpanError, StoreError, UnavailableError
-from penstock.testing.contract_support import (
-    Capabilities,
-    WatchingSink,
-    content,
-    keys_of,
-    one_version,
-    raise_error,
-    submit,
-)
 from penstock.types import (
     UNKNOWN_BYTES,
     AbortMultipart,
@@ -33,6 +24,15 @@ from penstock.types import (
     Part,
     Put,
     PutPart,
+)
+from store_contract.support import (
+    Capabilities,
+    WatchingSink,
+    content,
+    keys_of,
+    one_version,
+    raise_error,
+    submit,
 )
 
 if TYPE_CHECKING:

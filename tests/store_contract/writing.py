@@ -18,7 +18,8 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.writing import copy
-from penstock.testing.contract_support import (
+from penstock.types import same_version
+from store_contract.support import (
     DOT_KEYS,
     LONGEST_KEY,
     NOT_PATHS,
@@ -31,7 +32,6 @@ from penstock.testing.contract_support import (
     refused,
     short,
 )
-from penstock.types import same_version
 
 if TYPE_CHECKING:
     from penstock.store import Store, Writer
