@@ -1,22 +1,43 @@
-"""The modes of a channel: one factory that begins a channel in the mode that it names."""
+"""The modes of a channel: what a running channel is, and one factory that begins a channel in the mode that it names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.channels.entries import Entries, EpochOrder, open_source
-from penstock.channels.file.channel import open_file_channel
-from penstock.channels.pipe.channel import open_pipe_channel
+from penstock.channels.file import open_file_channel
+from penstock.channels.pipe import open_pipe_channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from penstock.channels.contracts import RunningChannel
     from penstock.channels.entries import Connect
-    from penstock.channels.environment.hosts import Hosts
-    from penstock.channels.file.channel import ChannelProgress
+    from penstock.channels.environment import Hosts
+    from penstock.channels.file import ChannelProgress
     from penstock.channels.inputs import InputChannel
+
+
+class RunningChannel(Protocol):
+    """A channel of a run, in one of the modes. The factory of its mode returns it when the program may start."""
+
+    @property
+    def path(self) -> Path:
+        """What ``SM_CHANNEL_<NAME>`` says; in Pipe mode the program appends ``_<epoch>`` to it."""
+
+    def check(self) -> None:
+        """Raise what has gone wrong since it began.
+
+        Raises:
+            PenstockError: The channel cannot give the program its data.
+        """
+
+    def warnings(self) -> list[str]:
+        """Return what the program could not hear from the channel: the objects and causes of reads that failed."""
+
+    def close(self) -> None:
+        """End it. Nothing of it stays mounted, running or half-written; idempotent."""
+
 
 CACHE_NAME = "lazy-cache"
 """Folder, beside the channels or among the downloads, that keeps what channels with ``start="lazy"`` have read."""
@@ -52,7 +73,7 @@ def open_channel(
     is_sharded = channel.distribution == "ShardedByS3Key"
     order = EpochOrder(part=hosts.rank, parts_count=hosts.count) if is_sharded else EpochOrder()
     if channel.start == "lazy":
-        from penstock.channels.file.lazy import open_lazy_channel  # here, as other modes do without the mount
+        from penstock.channels.fastfile import open_lazy_channel  # here, as other modes do without the mount
 
         cache = path.parent.parent if downloads is None else downloads
         return open_lazy_channel(

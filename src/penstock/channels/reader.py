@@ -4,22 +4,262 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import threading
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from penstock.channels.pipe_epoch import PipeEpoch
-from penstock.channels.pipe_formats import PIPE_FORMATS
 from penstock.config import check_number, check_whole
-from penstock.errors import ConfigError, DeadlineError
+from penstock.errors import ClosedError, ConfigError, DeadlineError
+from penstock.formats import Sample, parser_of
+from penstock.formats.parsing import feed_in_pieces
+from penstock.formats.tar_joined import ArchiveSplitter
 from penstock.pipeline import Pipeline, Sequential
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.channels.pipe_formats import PipeFormat
+
+PipeFormat: TypeAlias = Literal["recordio", "tfrecord", "tar", "lines"]
+
+LINES_MAX = 8192
+"""Number of lines that are made samples together: a sample takes some 500 bytes, and a chunk may have a million lines."""
+
+
+class PipeRecords(Protocol):
+    """Parses the bytes of a pipe."""
+
+    def blocks(self, chunks: Iterable[bytes], name: str) -> Iterator[Sequence[Any]]:
+        """Yield the items that each chunk completes, perhaps none.
+
+        Args:
+            chunks: The bytes of an epoch.
+            name: Name of the pipe, for messages.
+
+        Raises:
+            CorruptShardError: The bytes are not of this format.
+        """
+
+    def values(self, block: Sequence[Any]) -> Iterable[Any]:
+        """Return the items of a block as the reader's own loop gives them."""
+
+    def samples(self, block: Sequence[Any], first: int) -> Sequence[Sample]:
+        """Return the items of a block as a pipeline reads them; `first` is the number of the first of them in the epoch."""
+
+
+class PipeLines:
+    """Lines. An item is the line without its break."""
+
+    def blocks(self, chunks: Iterable[bytes], name: str) -> Iterator[Sequence[bytes]]:
+        """Yield the lines that each chunk completes."""
+        del name
+        rest = b""
+        for data in chunks:
+            first, newline, more = data.partition(b"\n")
+            if not newline:
+                rest += data
+                continue
+            *lines, end = more.split(b"\n")
+            lines.insert(0, rest + first)
+            for at in range(0, len(lines), LINES_MAX):
+                yield lines[at : at + LINES_MAX]
+            rest = end
+        if rest:
+            yield [rest]
+
+    def values(self, block: Sequence[bytes]) -> Iterable[bytes]:
+        """Return the lines."""
+        return block
+
+    def samples(self, block: Sequence[bytes], first: int) -> Sequence[Sample]:
+        """Return samples with the field ``line``; the key is the number of the line in twelve digits."""
+        return [
+            Sample(f"{number:012d}", {"line": memoryview(line)}, number) for number, line in enumerate(block, first)
+        ]
+
+
+class PipeSamples:
+    """Records or tar members. An item is a sample, whose fields are slices of the chunk.
+
+    Args:
+        blocks: Parses the chunks.
+        value: Makes of a sample what the reader's own loop gives.
+    """
+
+    def __init__(
+        self, blocks: Callable[[Iterable[bytes], str], Iterator[Sequence[Sample]]], value: Callable[[Sample], Any]
+    ) -> None:
+        self.blocks = blocks
+        self._value = value
+
+    def values(self, block: Sequence[Sample]) -> Iterable[Any]:
+        """Return what the loop gets of each sample."""
+        return map(self._value, block)
+
+    def samples(self, block: Sequence[Sample], first: int) -> Sequence[Sample]:
+        """Return the block."""
+        del first
+        return block
+
+
+def _record_blocks(format_name: str) -> Callable[[Iterable[bytes], str], Iterator[Sequence[Sample]]]:
+    def blocks(chunks: Iterable[bytes], name: str) -> Iterator[Sequence[Sample]]:
+        parser = parser_of(format_name, shard=name)
+        for data in chunks:
+            yield from feed_in_pieces(parser, data)
+        if parser.offset_bytes:  # an epoch without an object is no shard
+            yield parser.finish()
+
+    return blocks
+
+
+def _tar_blocks(chunks: Iterable[bytes], name: str) -> Iterator[Sequence[Sample]]:
+    splitter = ArchiveSplitter()
+    parser = parser_of("tar", shard=name)
+    for data in chunks:
+        for piece, is_end in splitter.feed(data):
+            yield parser.feed(piece)
+            if is_end:
+                yield parser.finish()
+                parser = parser_of("tar", shard=name)
+    if held := splitter.finish():
+        yield parser.feed(held)
+    if parser.offset_bytes:
+        yield parser.finish()
+
+
+def _record_of(sample: Sample) -> bytes:
+    return bytes(sample.fields["record"])
+
+
+def _dict_of(sample: Sample) -> dict[str, Any]:
+    return {"__key__": sample.key, **{name: bytes(value) for name, value in sample.fields.items()}}
+
+
+PIPE_FORMATS: dict[str, PipeRecords] = {
+    "recordio": PipeSamples(_record_blocks("recordio-raw"), _record_of),
+    "tfrecord": PipeSamples(_record_blocks("tfrecord-raw"), _record_of),
+    "tar": PipeSamples(_tar_blocks, _dict_of),
+    "lines": PipeLines(),
+}
+
+
+READ_BYTES = 1 << 20
+"""Bytes asked for at a time: the largest pipe that users may have."""
+
+
+class PipeEpoch:
+    """The samples of one epoch of a pipe; a ``SequentialEpoch``. One thread reads; any thread may close.
+
+    A read waits for the pipe and for an eventfd, so that ``close`` ends it although no byte arrives.
+
+    Args:
+        fd: The pipe, open for reading; it is closed at the end.
+        records: The format of the pipe.
+        name: Name of the pipe, for messages.
+    """
+
+    def __init__(self, fd: int, records: PipeRecords, *, name: str) -> None:
+        self._fd = fd
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._reading = threading.Lock()
+        self._waking = threading.RLock()
+        self._is_closing = self._is_over = False
+        self._records = records
+        self._name = name
+        self._blocks = records.blocks(self._chunks(), name)
+        self._count = 0  # samples of the blocks before
+
+    def read(self) -> Sequence[Sample] | None:
+        """The samples that arrive next, perhaps none; None at the end. Blocks for them.
+
+        Raises:
+            CorruptShardError: The pipe is not of its format.
+            ClosedError: The epoch was closed.
+        """
+        block = self._next()
+        if block is None:
+            return None
+        first, self._count = self._count, self._count + len(block)
+        return self._records.samples(block, first)
+
+    def values(self) -> Iterator[Any]:
+        """Iterate over the samples as bytes or dicts; closing the epoch ends the iteration.
+
+        Raises:
+            CorruptShardError: The pipe is not of its format.
+        """
+        return chain.from_iterable(map(self._records.values, iter(self._next_or_end, None)))
+
+    def close(self) -> None:
+        """Leave the epoch, and have a ``read`` that blocks in another thread return; idempotent."""
+        with self._waking:
+            self._is_closing = True
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+        self._release_if_idle()
+
+    def _next(self) -> Sequence[Any] | None:
+        if self._is_over:
+            return None
+        try:
+            with self._reading:
+                self._check_open()
+                block = next(self._blocks, None)
+        except BaseException:
+            self.close()
+            raise
+        if block is None:
+            self._is_over = True
+            self.close()
+        elif self._is_closing:  # while this thread was reading, so that it has to release
+            self._release_if_idle()
+        return block
+
+    def _next_or_end(self) -> Sequence[Any] | None:
+        try:
+            return self._next()
+        except ClosedError:
+            return None
+
+    def _chunks(self) -> Iterator[bytes]:
+        while True:
+            ready = [fd for fd, _ in self._poll.poll()]
+            self._check_open()
+            if self._fd in ready:
+                data = os.read(self._fd, READ_BYTES)
+                if not data:
+                    return
+                yield data
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise ClosedError(f"{self._name} was closed")
+
+    def _release_if_idle(self) -> None:
+        """Close the descriptors, unless a thread is reading: that thread does it then.
+
+        It never waits, since the garbage collector may close a loader in the thread that reads for it.
+        """
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            with self._waking:
+                fds = self._fd, self._wake_fd
+                self._fd = self._wake_fd = -1
+                for fd in fds:
+                    if fd >= 0:
+                        os.close(fd)
+        finally:
+            self._reading.release()
+
 
 POLL_S = 0.005
 _DEFAULT_BASE = "/opt/ml"

@@ -106,8 +106,7 @@ def run(
         penstock run --job create-training-job.json --checkpoint-url s3://bucket/checkpoints/ -- python train.py
         penstock run -c train=s3://bucket/train/,mode=pipe,copies=8 -- torchrun --nproc-per-node 8 train.py
     """
-    from penstock.channels.environment.configuration import parse_hyperparameter
-    from penstock.channels.environment.hosts import find_hosts
+    from penstock.channels.environment import find_hosts, parse_hyperparameter
     from penstock.channels.inputs import parse_channel
     from penstock.channels.runner.job import Job, fields_of_request
     from penstock.channels.runner.running import base_of, run_job

@@ -12,8 +12,8 @@ import tensorflow as tf
 import penstock as ps
 from penstock.channels import InputChannel, PipeReader
 from penstock.channels.entries import Entries, open_source
-from penstock.channels.environment.configuration import input_data_config
-from penstock.channels.pipe.channel import open_pipe_channel
+from penstock.channels.environment import input_data_config
+from penstock.channels.pipe import open_pipe_channel
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.channels import InputChannel
 from penstock.channels.entries import Entries, open_source
-from penstock.channels.environment.configuration import input_data_config
-from penstock.channels.pipe.channel import open_pipe_channel
+from penstock.channels.environment import input_data_config
+from penstock.channels.pipe import open_pipe_channel
 from penstock.store.memory import MemoryStore
 
 

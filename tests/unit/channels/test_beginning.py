@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.environment.layout import ContainerLayout
+from penstock.channels.environment import ContainerLayout
 from penstock.channels.inputs import InputChannel
 from penstock.channels.runner import beginning
 from penstock.channels.runner.job import Job

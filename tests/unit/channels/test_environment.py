@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 from penstock.channels import InputChannel
-from penstock.channels.environment.configuration import (
+from penstock.channels.environment import (
+    ContainerLayout,
+    Environment,
+    Hosts,
     arguments_of,
+    expand_nodes,
+    find_hosts,
     hyperparameters_config,
     hyperparameters_of,
     input_data_config,
     parse_hyperparameter,
     resource_config,
+    variables,
 )
-from penstock.channels.environment.hosts import Hosts, expand_nodes, find_hosts
-from penstock.channels.environment.layout import ContainerLayout
-from penstock.channels.environment.variables import Environment, variables
 from penstock.errors import ConfigError
 
 NESTED = "[" * 100_000 + "]" * 100_000

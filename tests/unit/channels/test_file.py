@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.channels import InputChannel
+from penstock.channels import file as file_channel
 from penstock.channels.entries import Entries, EpochOrder, name_below, objects_of, open_source
-from penstock.channels.file import channel as file_channel
-from penstock.channels.file.channel import open_file_channel
-from penstock.channels.file.linking import link_file
+from penstock.channels.file import link_file, open_file_channel
 from penstock.errors import ConfigError, CorruptShardError, ObjectMissingError
 from penstock.store.memory import MemoryStore
 

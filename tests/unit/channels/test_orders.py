@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.channels import InputChannel
-from penstock.channels.entries import Entries, EpochOrder, open_source
-from penstock.channels.entry_table import ChannelObject
-from penstock.channels.pipe.channel import pipe_orders
+from penstock.channels.entries import ChannelObject, Entries, EpochOrder, open_source
+from penstock.channels.pipe import pipe_orders
 from penstock.store.memory import MemoryStore
 
 if TYPE_CHECKING:

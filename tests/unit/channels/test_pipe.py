@@ -17,8 +17,7 @@ import pytest
 
 from penstock.channels import InputChannel
 from penstock.channels.entries import Entries, EpochOrder, open_source
-from penstock.channels.pipe.channel import PipeChannel, open_pipe_channel, pipe_orders
-from penstock.channels.pipe.content import RecordContent, record_head
+from penstock.channels.pipe import PipeChannel, RecordContent, open_pipe_channel, pipe_orders, record_head
 from penstock.errors import ConfigError, CorruptShardError, DataError, ObjectMissingError
 from penstock.formats import parser_of
 from penstock.store.memory import MemoryStore

@@ -13,8 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.channels import PipeReader
-from penstock.channels.pipe_epoch import PipeEpoch
-from penstock.channels.pipe_formats import PIPE_FORMATS
+from penstock.channels.reader import PIPE_FORMATS, PipeEpoch
 from penstock.errors import ClosedError, ConfigError, CorruptShardError
 from penstock.store.memory import MemoryStore
 from piped import tar, tfrecords

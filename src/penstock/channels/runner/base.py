@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from penstock.channels.environment.layout import ContainerLayout
+from penstock.channels.environment import ContainerLayout
 from penstock.channels.runner.marks import end_marked, new_mark, read_mark, write_mark
 from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
 from penstock.errors import ConfigError

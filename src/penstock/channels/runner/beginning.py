@@ -12,10 +12,10 @@ from penstock.channels.modes import open_channel
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from penstock.channels.contracts import RunningChannel
-    from penstock.channels.environment.layout import ContainerLayout
-    from penstock.channels.file.channel import ChannelProgress
+    from penstock.channels.environment import ContainerLayout
+    from penstock.channels.file import ChannelProgress
     from penstock.channels.inputs import InputChannel
+    from penstock.channels.modes import RunningChannel
     from penstock.channels.runner.job import Job
     from penstock.channels.runner.stores import RunStores
     from penstock.store import Store

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.channels.environment.configuration import (
+from penstock.channels.environment import (
+    Hosts,
     arguments_of,
     check_hyperparameters,
     hyperparameters_config,
 )
-from penstock.channels.environment.hosts import Hosts
 from penstock.channels.inputs import channel_of_request, check_channels, field_of
 from penstock.channels.runner.stopping import STOP_S
 from penstock.config import check_number, check_whole, is_variable

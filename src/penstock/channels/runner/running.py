@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.channels.environment.configuration import input_data_config, resource_config
-from penstock.channels.environment.hosts import find_hosts
-from penstock.channels.environment.variables import Environment, variables
+from penstock.channels.environment import Environment, find_hosts, input_data_config, resource_config, variables
 from penstock.channels.inputs import InputChannel, parse_channel
 from penstock.channels.inside import read_file, write_file
-from penstock.channels.pipe.channel import pipe_orders
+from penstock.channels.pipe import pipe_orders
 from penstock.channels.runner.base import BaseDirectory, clean_abandoned
 from penstock.channels.runner.beginning import begin_channels
 from penstock.channels.runner.interruptions import Interruptions
@@ -32,8 +30,8 @@ from penstock.system.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.channels.contracts import RunningChannel
-    from penstock.channels.environment.layout import ContainerLayout
+    from penstock.channels.environment import ContainerLayout
+    from penstock.channels.modes import RunningChannel
 
 FAILURE_CHARACTERS_MAX = 1024
 CHECK_S = 0.1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.channels.entry_table import ChannelObject, Entry, EntryTable
+from penstock.channels.entries import ChannelObject, Entry, EntryTable
 
 TEXTS = st.text(max_size=12)
 OBJECTS = st.builds(

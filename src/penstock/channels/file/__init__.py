@@ -1,1 +1,0 @@
-"""File mode: see README.md in this folder."""

@@ -1,1 +1,0 @@
-"""Pipe mode: see README.md in this folder."""
