@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serve_memory import MIB, BenchFileSystem, serve
 
-from penstock.mount.contracts import Reply
+from penstock.mount.fuse.answering import KernelReply
 from penstock.mount.fuse.session import FuseSession
 
 
@@ -38,14 +38,14 @@ class FolderFileSystem(BenchFileSystem):
             else:
                 self.files[self._file(parent, name, path.stat().st_size)] = path
 
-    def open(self, inode: int, flags: int, reply: Reply) -> None:
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
         reply.opened(os.open(self.files[inode], os.O_RDONLY | os.O_CLOEXEC), keeps_cache=True)
 
-    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+    def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
         view = self.buffer[:length_bytes]
         reply.data([view[: os.preadv(handle, [view], offset)]])
 
-    def release(self, handle: int, reply: Reply) -> None:
+    def release(self, handle: int, reply: KernelReply) -> None:
         os.close(handle)
         reply.ok()
 
@@ -59,7 +59,7 @@ class PassthroughFileSystem(FolderFileSystem):
         self.backings: dict[int, int] = {}  # by node: all who have it open must name the same file
         super().__init__(root)
 
-    def open(self, inode: int, flags: int, reply: Reply) -> None:
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
         backing = self.backings.get(inode)
         if backing is None:
             file = os.open(self.files[inode], os.O_RDONLY | os.O_CLOEXEC)
@@ -70,7 +70,7 @@ class PassthroughFileSystem(FolderFileSystem):
             self.backings[inode] = backing
         reply.opened(inode, backing=backing)
 
-    def release(self, handle: int, reply: Reply) -> None:
+    def release(self, handle: int, reply: KernelReply) -> None:
         reply.ok()
 
 

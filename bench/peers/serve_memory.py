@@ -10,9 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from penstock.mount.contracts import Attributes, FileSystem, Reply
+from penstock.mount.fuse.answering import KernelReply
+from penstock.mount.fuse.dispatching import FileSystem
 from penstock.mount.fuse.mounting import MountOptions, mount
 from penstock.mount.fuse.session import FuseConfig, FuseSession
+from penstock.mount.nodes import Attributes
 
 MIB = 1 << 20
 LARGE, SMALL, FOLDERS = 0, 1, 2
@@ -65,7 +67,7 @@ class BenchFileSystem:
         self.names[parent, name] = inode
         self.entries[parent].append((self.nodes[inode], name, len(self.entries[parent]) + 1))
 
-    def look_up(self, parent: int, name: bytes, reply: Reply) -> None:
+    def look_up(self, parent: int, name: bytes, reply: KernelReply) -> None:
         inode = self.names.get((parent, name))
         if inode is None:
             reply.error(2)
@@ -75,34 +77,34 @@ class BenchFileSystem:
     def forget(self, inode: int, count: int) -> None:
         pass
 
-    def get_attributes(self, inode: int, reply: Reply) -> None:
+    def get_attributes(self, inode: int, reply: KernelReply) -> None:
         reply.attributes(self.nodes[inode], lifetime_s=LIFETIME_S)
 
-    def open(self, inode: int, flags: int, reply: Reply) -> None:
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
         reply.opened(inode)  # the kernel drops what it had read: each turn reads everything again
 
-    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+    def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
         reply.data([self.zeros[: max(0, min(length_bytes, self.nodes[handle].size_bytes - offset))]])
 
-    def release(self, handle: int, reply: Reply) -> None:
+    def release(self, handle: int, reply: KernelReply) -> None:
         reply.ok()
 
-    def open_directory(self, inode: int, reply: Reply) -> None:
+    def open_directory(self, inode: int, reply: KernelReply) -> None:
         reply.opened(inode)
 
-    def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
+    def read_directory(self, handle: int, offset: int, reply: KernelReply) -> None:
         reply.directory(self.entries[handle][offset : offset + reply.entries_max], lifetime_s=LIFETIME_S)
 
-    def release_directory(self, handle: int, reply: Reply) -> None:
+    def release_directory(self, handle: int, reply: KernelReply) -> None:
         reply.ok()
 
-    def get_statistics(self, reply: Reply) -> None:
+    def get_statistics(self, reply: KernelReply) -> None:
         reply.statistics(blocks=0, files=len(self.nodes), block_bytes=4096)
 
-    def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
+    def get_extended_attribute(self, inode: int, name: bytes, reply: KernelReply) -> None:
         reply.error(61)
 
-    def list_extended_attributes(self, inode: int, reply: Reply) -> None:
+    def list_extended_attributes(self, inode: int, reply: KernelReply) -> None:
         reply.extended(b"")
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.fetch import Budget
-from penstock.mount.contracts import Node
+from penstock.mount.nodes import Node
 from penstock.mount.reading import StoreFiles
 from penstock.store import Faulty, Hedged, Limited, MemoryStore, Retrying
 from penstock.store.base import Wrapper

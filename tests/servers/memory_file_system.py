@@ -22,9 +22,10 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ObjectChangedError
-from penstock.mount.contracts import ROOT_INODE, Attributes, Reply
+from penstock.mount.fuse.answering import KernelReply
 from penstock.mount.fuse.mounting import MountOptions, mount
 from penstock.mount.fuse.session import FuseSession
+from penstock.mount.nodes import ROOT_INODE, Attributes
 from penstock.transport import engine
 
 MODIFIED_NS = 1_700_000_000_123_456_789
@@ -47,7 +48,7 @@ class MemoryFileSystem:
         self.references: dict[int, int] = {}
         self.numbers: dict[tuple[int, str], int] = {}
         self.children: dict[int, list[tuple[bytes, int]]] = {}
-        self.held: list[tuple[Reply, Any]] = []
+        self.held: list[tuple[KernelReply, Any]] = []
         self.handles: set[int] = set()
         self.backing: dict[str, int] = {}
         self.closed = False
@@ -74,7 +75,7 @@ class MemoryFileSystem:
     def _name(self, inode: int) -> str:
         return next((name.decode() for name, number in self.children[ROOT_INODE] if number == inode), "")
 
-    def look_up(self, parent: int, name: bytes, reply: Reply) -> None:
+    def look_up(self, parent: int, name: bytes, reply: KernelReply) -> None:
         inode = next((number for known, number in self.children[parent] if known == name), None)
         if inode is None:
             reply.error(errno.ENOENT)
@@ -85,17 +86,17 @@ class MemoryFileSystem:
     def forget(self, inode: int, count: int) -> None:
         self.references[inode] = self.references.get(inode, 0) - count
 
-    def get_attributes(self, inode: int, reply: Reply) -> None:
+    def get_attributes(self, inode: int, reply: KernelReply) -> None:
         reply.attributes(self._attributes(inode), lifetime_s=LIFETIME_S)
 
-    def open(self, inode: int, flags: int, reply: Reply) -> None:
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
         if self._name(inode) == "hangs-open":
             self.held.append((reply, inode))
             return
         self.handles.add(inode)
         reply.opened(inode, keeps_cache=True, backing=self.backing.get(self._name(inode), 0))
 
-    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+    def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
         name = self._name(handle)
         data = memoryview(self.nodes[handle])[offset : offset + length_bytes]
         if name == "hangs":
@@ -111,14 +112,14 @@ class MemoryFileSystem:
             if name == "twice":
                 reply.data([data])
 
-    def release(self, handle: int, reply: Reply) -> None:
+    def release(self, handle: int, reply: KernelReply) -> None:
         self.handles.discard(handle)
         reply.ok()
 
-    def open_directory(self, inode: int, reply: Reply) -> None:
+    def open_directory(self, inode: int, reply: KernelReply) -> None:
         reply.opened(inode, keeps_cache=self._name(inode) == "kept")
 
-    def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
+    def read_directory(self, handle: int, offset: int, reply: KernelReply) -> None:
         offered: list[int] = []
 
         def entries() -> Iterator[tuple[Attributes, bytes, int]]:
@@ -137,19 +138,19 @@ class MemoryFileSystem:
         for inode in offered[taken:]:
             self.references[inode] -= 1
 
-    def release_directory(self, handle: int, reply: Reply) -> None:
+    def release_directory(self, handle: int, reply: KernelReply) -> None:
         reply.ok()
 
-    def get_statistics(self, reply: Reply) -> None:
+    def get_statistics(self, reply: KernelReply) -> None:
         reply.statistics(blocks=1 << 40, files=len(self.nodes), block_bytes=4096)
 
-    def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
+    def get_extended_attribute(self, inode: int, name: bytes, reply: KernelReply) -> None:
         if name == b"user.etag":
             reply.extended(b"etag of %d" % inode)
         else:
             reply.error(errno.ENODATA)
 
-    def list_extended_attributes(self, inode: int, reply: Reply) -> None:
+    def list_extended_attributes(self, inode: int, reply: KernelReply) -> None:
         reply.extended(b"user.etag\0")
 
     def close(self) -> None:

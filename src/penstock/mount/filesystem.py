@@ -16,15 +16,16 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectChangedError, ObjectMissingError, PenstockError, errno_of
-from penstock.mount.contracts import Absent, Attributes
-from penstock.mount.namespace.names import NAME_BYTES_MAX
-from penstock.mount.namespace.query import STORAGE_CLASS
+from penstock.mount.namespace.names import NAME_BYTES_MAX, STORAGE_CLASS
+from penstock.mount.nodes import Absent, Attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.mount.contracts import DirectoryStream, FileHandle, FileHandles, Node, Reply
-    from penstock.mount.namespace.directories import StoreDirectories
+    from penstock.mount.fuse.answering import KernelReply
+    from penstock.mount.namespace.directories import ListingStream, StoreDirectories
+    from penstock.mount.nodes import Node
+    from penstock.mount.reading.files import StoreFile, StoreFiles
 
 _log = logging.getLogger("penstock")
 
@@ -81,7 +82,7 @@ class NodeView:
 
 
 class StoreFileSystem:
-    """A read-only file system over a store; ``contracts.FileSystem`` describes its methods.
+    """A read-only file system over a store; ``FileSystem`` in `fuse/dispatching.py` describes its methods.
 
     Args:
         directories: The tree of names.
@@ -95,7 +96,7 @@ class StoreFileSystem:
     def __init__(
         self,
         directories: StoreDirectories,
-        files: FileHandles,
+        files: StoreFiles,
         *,
         view: NodeView,
         ttl_s: float,
@@ -107,8 +108,8 @@ class StoreFileSystem:
         self._ttl_s = ttl_s
         self._negative_ttl_s = negative_ttl_s
         self._numbers = count(1)
-        self._open_files: dict[int, tuple[FileHandle, Node]] = {}
-        self._open_directories: dict[int, tuple[DirectoryStream, int]] = {}
+        self._open_files: dict[int, tuple[StoreFile, Node]] = {}
+        self._open_directories: dict[int, tuple[ListingStream, int]] = {}
         self._forget_names: Callable[[], object] = _do_nothing
 
     def when_outdated(self, forget_names: Callable[[], object]) -> None:
@@ -117,14 +118,14 @@ class StoreFileSystem:
 
     # ── names ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def look_up(self, parent: int, name: bytes, reply: Reply) -> None:
+    def look_up(self, parent: int, name: bytes, reply: KernelReply) -> None:
         """Find an entry of a directory."""
         if len(name) > NAME_BYTES_MAX:
             reply.error(errno.ENAMETOOLONG)
             return
         self._directories.look_up(parent, name, partial(self._found, reply))
 
-    def _found(self, reply: Reply, answer: Node | Absent | PenstockError) -> None:
+    def _found(self, reply: KernelReply, answer: Node | Absent | PenstockError) -> None:
         if isinstance(answer, PenstockError):
             _refuse(reply, answer)
         elif isinstance(answer, Absent):
@@ -143,7 +144,7 @@ class StoreFileSystem:
         """The kernel has dropped `count` references to a node."""
         self._directories.forget(inode, count)
 
-    def get_attributes(self, inode: int, reply: Reply) -> None:
+    def get_attributes(self, inode: int, reply: KernelReply) -> None:
         """Describe a node. What it says of a node never changes, so the store is not asked."""
         node = self._directories.node(inode)
         if node is None:
@@ -153,7 +154,7 @@ class StoreFileSystem:
 
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, inode: int, flags: int, reply: Reply) -> None:
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
         """Open a file. The kernel's pages of it stay if they belong to its version."""
         node = self._directories.node(inode)
         if node is None or node.is_directory:
@@ -169,7 +170,7 @@ class StoreFileSystem:
         if not reply.opened(handle, keeps_cache=file.keeps_pages):
             self._close_file(handle)
 
-    def read(self, handle: int, offset: int, length_bytes: int, reply: Reply) -> None:
+    def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
         """Read an open file."""
         file, node = self._open_files[handle]
         if offset >= (node.info.size_bytes if node.info is not None else 0):
@@ -177,7 +178,7 @@ class StoreFileSystem:
             return
         file.read(offset, length_bytes, partial(self._read, node, reply))
 
-    def _read(self, node: Node, reply: Reply, answer: Sequence[memoryview] | PenstockError) -> None:
+    def _read(self, node: Node, reply: KernelReply, answer: Sequence[memoryview] | PenstockError) -> None:
         if not isinstance(answer, PenstockError):
             reply.data(answer)
             return
@@ -188,7 +189,7 @@ class StoreFileSystem:
             return
         _refuse(reply, answer)
 
-    def release(self, handle: int, reply: Reply) -> None:
+    def release(self, handle: int, reply: KernelReply) -> None:
         """Close an open file."""
         self._close_file(handle)
         reply.ok()
@@ -199,7 +200,7 @@ class StoreFileSystem:
 
     # ── directories ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_directory(self, inode: int, reply: Reply) -> None:
+    def open_directory(self, inode: int, reply: KernelReply) -> None:
         """Open a directory."""
         try:
             stream = self._directories.open_directory(inode)
@@ -212,13 +213,13 @@ class StoreFileSystem:
             self._open_directories.pop(handle)
             stream.close()
 
-    def read_directory(self, handle: int, offset: int, reply: Reply) -> None:
+    def read_directory(self, handle: int, offset: int, reply: KernelReply) -> None:
         """Read an open directory. Offset 0 is ``.``, 1 is ``..``, and entry number n has the offset n + 2."""
         stream, inode = self._open_directories[handle]
         index = max(0, offset - _DOTS_COUNT)
         stream.entries(index, reply.entries_max, partial(self._listed, inode, offset, reply))
 
-    def _listed(self, inode: int, offset: int, reply: Reply, answer: Sequence[Node] | PenstockError) -> None:
+    def _listed(self, inode: int, offset: int, reply: KernelReply, answer: Sequence[Node] | PenstockError) -> None:
         if isinstance(answer, PenstockError):
             _refuse(reply, answer)
             return
@@ -235,7 +236,7 @@ class StoreFileSystem:
                 yield self._view.attributes(node), name, number
         yield from self._view.entries(nodes, max(offset, _DOTS_COUNT) + 1)
 
-    def release_directory(self, handle: int, reply: Reply) -> None:
+    def release_directory(self, handle: int, reply: KernelReply) -> None:
         """Close an open directory."""
         stream, _ = self._open_directories.pop(handle)
         stream.close()
@@ -243,11 +244,11 @@ class StoreFileSystem:
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get_statistics(self, reply: Reply) -> None:
+    def get_statistics(self, reply: KernelReply) -> None:
         """Describe the file system: it is full, because nothing can be written."""
         reply.statistics(blocks=_SHOWN_BYTES // _BLOCK_BYTES, files=0, block_bytes=_BLOCK_BYTES)
 
-    def get_extended_attribute(self, inode: int, name: bytes, reply: Reply) -> None:
+    def get_extended_attribute(self, inode: int, name: bytes, reply: KernelReply) -> None:
         """Read ``user.etag`` or ``user.storage_class``."""
         # `ls -l` asks for access control lists and labels of each file
         value = self._extended(inode).get(name) if name.startswith(b"user.") else None
@@ -256,7 +257,7 @@ class StoreFileSystem:
         else:
             reply.extended(value)
 
-    def list_extended_attributes(self, inode: int, reply: Reply) -> None:
+    def list_extended_attributes(self, inode: int, reply: KernelReply) -> None:
         """List the names of the extended attributes that are known."""
         reply.extended(b"".join(name + b"\0" for name in self._extended(inode)))
 
@@ -283,7 +284,7 @@ class StoreFileSystem:
         self._open_directories.clear()
 
 
-def _refuse(reply: Reply, error: PenstockError, *, number: int | None = None) -> None:
+def _refuse(reply: KernelReply, error: PenstockError, *, number: int | None = None) -> None:
     """Answer with the error's number. The log has all of the error: a warning, unless the program looked for a missing name."""
     number = errno_of(error) if number is None else number
     level = logging.INFO if number == errno.ENOENT else logging.WARNING

@@ -22,7 +22,7 @@ import penstock as ps
 from connecting import connection_to
 from mounting import needs_fuse
 from penstock.mount.config import MountConfig
-from penstock.mount.fuse.mount_table import find_mount
+from penstock.mount.fuse.watching import find_mount
 from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.inodes import key_number
 from penstock.mount.serving import MountServer

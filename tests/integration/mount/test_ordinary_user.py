@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mounting import needs_fuse
-from penstock.mount.fuse.mount_table import find_mount
+from penstock.mount.fuse.watching import find_mount
 from servers.leaks import has_ended
 
 pytestmark = [

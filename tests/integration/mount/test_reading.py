@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.config import KIB, MIB
 from penstock.errors import ChecksumError, ObjectChangedError, PenstockError, StoreError
 from penstock.fetch import Budget
-from penstock.mount.contracts import Node
+from penstock.mount.nodes import Node
 from penstock.mount.reading import StoreFiles
 from penstock.store.base import Store
 from servers.faults import KINDS

@@ -22,8 +22,8 @@ import pytest
 
 import penstock as ps
 from mounting import needs_fuse
-from penstock.mount.fuse.mount_table import find_mount
 from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
+from penstock.mount.fuse.watching import find_mount
 from servers.memory_file_system import content
 
 pytestmark = [

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import AccessDeniedError, ObjectChangedError, UnavailableError
-from penstock.mount.contracts import ROOT_INODE, Attributes
 from penstock.mount.filesystem import NodeView, StoreFileSystem
 from penstock.mount.namespace.directories import StoreDirectories
+from penstock.mount.nodes import ROOT_INODE, Attributes
 from penstock.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from penstock.errors import PenstockError
-    from penstock.mount.contracts import Node
+    from penstock.mount.nodes import Node
 
 WAIT_S = 20
 OBJECTS = {"a/1": b"one", "a/2": b"two two", "b": b"bee"}

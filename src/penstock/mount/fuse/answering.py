@@ -1,22 +1,98 @@
-"""Replies that may be sent from any thread, each exactly once."""
+"""The open ``/dev/fuse``, and replies to it that any thread may send, each exactly once.
+
+A program that is killed while it waits for a reply can die only when it gets one: ``InterruptedRequests`` answers for it.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import os
+import signal
+import time
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from penstock.mount.fuse import replies
-from penstock.mount.fuse.device import GONE
 from penstock.mount.fuse.protocol import ERRNO_MAX, NAME_BYTES_MAX, OpenFlag, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from penstock.mount.contracts import Attributes
-    from penstock.mount.fuse.device import Device
+    from penstock.mount.nodes import Attributes
     from penstock.types import Buffer
+
+GONE = frozenset({errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN, errno.EPERM})
+"""What reading and writing says once the file system is unmounted, or its connection was aborted."""
+
+
+class Device:
+    """Owns the descriptor of one connection to the kernel.
+
+    A reply may be written by any thread at any time, also while the device is being closed. A closed descriptor's number is
+    soon that of another file, into which a late reply must not be written. Therefore ``close`` puts ``/dev/null`` in its place,
+    and the number itself is given back when nothing refers to this object.
+    """
+
+    __slots__ = ("__weakref__", "_number", "is_open")
+
+    def __init__(self, descriptor: int) -> None:
+        self._number = descriptor
+        self.is_open = True
+        os.set_blocking(descriptor, False)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for polling."""
+        return self._number
+
+    def read(self, buffers: list[bytearray]) -> int:
+        """Read one request; 0 if there is none after all.
+
+        Raises:
+            OSError: The connection has ended (``GONE``), or cannot be read.
+        """
+        try:
+            return os.readv(self._number, buffers)
+        except OSError as error:
+            if error.errno in (
+                errno.EAGAIN,
+                errno.EINTR,
+                errno.ENOENT,
+            ):  # ENOENT: the program gave up while it was read
+                return 0
+            raise
+
+    def write(self, message: list[bytes | bytearray | memoryview]) -> None:
+        """Write one reply or notification.
+
+        Raises:
+            OSError: Nobody waits for it (``ENOENT``), the connection has ended, or the message is refused.
+        """
+        os.writev(self._number, message)
+
+    def control(self, number: int, argument: bytes) -> int:
+        """Call ioctl(2) on the device, and return its result.
+
+        Raises:
+            OSError: The system refuses, or the connection has ended (``ENOTTY``).
+        """
+        return int(fcntl.ioctl(self._number, number, bytearray(argument)))  # with bytes, it would not return the number
+
+    def close(self) -> None:
+        """End the connection: programs that wait get ``ECONNABORTED``, and later ones ``ENOTCONN``."""
+        if self.is_open:
+            self.is_open = False
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.dup2(null, self._number, inheritable=False)
+            finally:
+                os.close(null)
+
+    def __del__(self) -> None:
+        os.close(self._number)
+
 
 PIECES_MAX = 1000
 """Most pieces that one reply is written from; the system takes 1 024 (``IOV_MAX``). More are joined first."""
@@ -102,7 +178,9 @@ class Outbox:
 
 
 class KernelReply:
-    """Implements ``Reply`` of ``penstock.mount.contracts`` for a request of the kernel.
+    """The reply to one request of the kernel. One method is called once, on any thread.
+
+    A second call is refused and logged. What a method is given may be dropped or changed as soon as it returns.
 
     Attributes:
         unique: Number of the request.
@@ -143,7 +221,12 @@ class KernelReply:
 
     @_answers_in_any_case
     def entry(self, attributes: Attributes, *, lifetime_s: float) -> bool:
-        """Reply to LOOKUP; whether the kernel took the reference."""
+        """Reply to LOOKUP. The kernel may use the name and the attributes for `lifetime_s` seconds.
+
+        Inode 0 says that the name does not exist, and that the kernel may remember this. Any other inode gives the kernel a
+        reference, which it drops by ``forget``, possibly before this call returns: count it before the call. Returns False if
+        the kernel no longer waited, and so took no reference.
+        """
         return self._outbox.send(self, [replies.entry(self.unique, attributes, lifetime_s)])
 
     @_answers_in_any_case
@@ -153,7 +236,14 @@ class KernelReply:
 
     @_answers_in_any_case
     def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False, backing: int = 0) -> bool:
-        """Reply to OPEN and OPENDIR; whether the handle is open."""
+        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them.
+
+        With the number of a `backing` file (``FuseSession.open_backing``), the kernel reads from that file and sends no READ.
+        While a node is open in this way, it cannot be opened in another one, nor the other way round: programs get ``EIO``.
+
+        For a directory, `keeps_cache` lets the kernel remember its entries, and use those that it remembers. Returns False if
+        the kernel no longer waited: the handle is not open, and will not be released.
+        """
         flags = OpenFlag.KEEP_CACHE.value if keeps_cache else 0
         if self.operation == Operation.OPENDIR:
             flags = flags and flags | OpenFlag.CACHE_DIR.value
@@ -177,7 +267,12 @@ class KernelReply:
 
     @_answers_in_any_case
     def directory(self, entries: Iterable[tuple[Attributes, bytes, int]], *, lifetime_s: float) -> int:
-        """Reply to READDIR and READDIRPLUS with as many entries as fit; how many of them gave the kernel a reference."""
+        """Reply to READDIR and READDIRPLUS: entries with their names and the offset after each; none at the end.
+
+        Entries are taken until the reply is full. Returns how many of them gave the kernel a reference, which is 0 for READDIR:
+        the first ones, but for ``.`` and ``..``, which give none. As with ``entry``, count before the call, and take back
+        afterwards what was too much.
+        """
         count = 0
         body: bytes | bytearray
         if self.operation == Operation.READDIRPLUS:
@@ -215,3 +310,84 @@ def operation_name(number: int) -> str:
         return Operation(number).name
     except ValueError:
         return f"operation {number}"
+
+
+CHECK_INTERVAL_MS = 100
+"""Time between two looks at a thread that received a signal and lives on; the kernel does not tell of later signals."""
+
+
+def _bit(number: int) -> int:
+    return 1 << (number - 1)
+
+
+_KILL = _bit(signal.SIGKILL)
+_HARMLESS = sum(
+    _bit(number)
+    for number in (
+        *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
+        *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+    )
+)
+_MASKS = (b"SigPnd:", b"ShdPnd:", b"SigBlk:", b"SigIgn:", b"SigCgt:")
+
+
+def is_fatal(status: bytes) -> bool:
+    """Whether a signal is pending that ends the thread.
+
+    Args:
+        status: Contents of the thread's ``/proc/ID/status``.
+    """
+    masks = {line[:7]: int(line[7:], 16) for line in status.splitlines() if line[:7] in _MASKS}
+    own, shared, blocked, ignored, caught = (masks.get(name, 0) for name in _MASKS)
+    pending = own | shared
+    return bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))
+
+
+def is_dying(thread_id: int) -> bool:
+    """Whether a thread has ended, or is about to end because of a signal; False if it cannot be seen from here."""
+    if not thread_id:
+        return False
+    try:
+        return is_fatal(Path(f"/proc/{thread_id}/status").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+
+
+class InterruptedRequests:
+    """The requests whose threads have received a signal, and were still alive then. Used by the session's thread alone."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._watched: dict[int, KernelReply] = {}
+        self._next_s = 0.0
+
+    def interrupted(self, unique: int) -> None:
+        """A thread that waits for the reply to a request has received a signal."""
+        reply = self._outbox.waiting.get(unique)
+        if reply is not None:
+            self._watched[unique] = reply
+            self._look_at(unique, reply)
+
+    def check(self) -> None:
+        """Answer the requests of threads that are about to end, and forget those that were answered."""
+        for unique, reply in list(self._watched.items()):
+            self._look_at(unique, reply)
+        self._next_s = time.monotonic() + CHECK_INTERVAL_MS / 1000
+
+    def _look_at(self, unique: int, reply: KernelReply) -> None:
+        if reply.is_waiting and is_dying(reply.thread_id):
+            self._outbox.abandon(reply)
+        if not reply.is_waiting:
+            del self._watched[unique]
+
+    @property
+    def wait_ms(self) -> int | None:
+        """Longest time until the next ``check`` in milliseconds; None if none is needed."""
+        return CHECK_INTERVAL_MS if self._watched else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for ``check``."""
+        return bool(self._watched) and time.monotonic() >= self._next_s

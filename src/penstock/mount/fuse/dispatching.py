@@ -6,19 +6,26 @@ import errno
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import errno_of
 from penstock.mount.fuse.answering import KernelReply, operation_name
-from penstock.mount.fuse.protocol import MODIFYING, WITHOUT_REPLY, Operation
-from penstock.mount.fuse.requests import HEADER, PARSERS, MalformedRequestError, OtherRequest, RequestHeader
+from penstock.mount.fuse.protocol import (
+    HEADER,
+    MODIFYING,
+    PARSERS,
+    WITHOUT_REPLY,
+    MalformedRequestError,
+    Operation,
+    OtherRequest,
+    RequestHeader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.mount.contracts import FileSystem
     from penstock.mount.fuse.answering import Outbox
-    from penstock.mount.fuse.requests import (
+    from penstock.mount.fuse.protocol import (
         BatchForgetRequest,
         ForgetRequest,
         GetExtendedRequest,
@@ -38,6 +45,49 @@ REFUSED: dict[int, int] = {
 it keeps locks itself, checks permissions itself (ACCESS), sees no holes (LSEEK), and sends no FLUSH and no FSYNC."""
 
 _log = logging.getLogger("penstock")
+
+
+class FileSystem(Protocol):
+    """Answers the kernel's requests. Each method is called on the session's thread and must not wait."""
+
+    def look_up(self, parent: int, name: bytes, reply: KernelReply) -> None:
+        """Find an entry of a directory: ``reply.entry``."""
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel has dropped `count` references to a node."""
+
+    def get_attributes(self, inode: int, reply: KernelReply) -> None:
+        """Describe a node: ``reply.attributes``."""
+
+    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
+        """Open a file: ``reply.opened``."""
+
+    def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
+        """Read an open file: ``reply.data``."""
+
+    def release(self, handle: int, reply: KernelReply) -> None:
+        """Close an open file: ``reply.ok``."""
+
+    def open_directory(self, inode: int, reply: KernelReply) -> None:
+        """Open a directory: ``reply.opened``."""
+
+    def read_directory(self, handle: int, offset: int, reply: KernelReply) -> None:
+        """Read an open directory: ``reply.directory``."""
+
+    def release_directory(self, handle: int, reply: KernelReply) -> None:
+        """Close an open directory: ``reply.ok``."""
+
+    def get_statistics(self, reply: KernelReply) -> None:
+        """Describe the file system: ``reply.statistics``."""
+
+    def get_extended_attribute(self, inode: int, name: bytes, reply: KernelReply) -> None:
+        """Read an extended attribute: ``reply.extended``."""
+
+    def list_extended_attributes(self, inode: int, reply: KernelReply) -> None:
+        """List the names of the extended attributes, each ended by NUL: ``reply.extended``."""
+
+    def close(self) -> None:
+        """The file system was unmounted: drop everything, and cancel what is in flight."""
 
 
 class Dispatcher:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from penstock.config import KIB
 from penstock.errors import ConfigError
 from penstock.mount.fuse import fusermount, system_calls
-from penstock.mount.fuse.mount_table import KIND, find_mount
-from penstock.mount.fuse.watching import Watcher
+from penstock.mount.fuse.watching import KIND, Watcher, find_mount
 
 if TYPE_CHECKING:
-    from penstock.mount.fuse.mount_table import MountEntry
+    from penstock.mount.fuse.watching import MountEntry
 
 DEVICE = "/dev/fuse"
 ANSWER_S_MAX = 5.0

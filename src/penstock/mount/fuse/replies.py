@@ -10,7 +10,7 @@ from penstock.mount.fuse.protocol import MAJOR, PAGE_BYTES, WRITE_BYTES_MAX, Fea
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.mount.contracts import Attributes
+    from penstock.mount.nodes import Attributes
 
 HEADER = struct.Struct("=IiQ")
 _ATTRIBUTES = (

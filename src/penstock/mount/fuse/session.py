@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from penstock.config import MIB, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.mount.fuse import replies
-from penstock.mount.fuse.answering import Outbox, operation_name
-from penstock.mount.fuse.device import GONE, Device
-from penstock.mount.fuse.dispatching import Dispatcher
-from penstock.mount.fuse.interrupts import InterruptedRequests
+from penstock.mount.fuse.answering import GONE, Device, InterruptedRequests, Outbox, operation_name
+from penstock.mount.fuse.dispatching import Dispatcher, FileSystem
 from penstock.mount.fuse.protocol import (
     BACKING_CLOSE,
     BACKING_OPEN,
@@ -35,8 +33,7 @@ from penstock.system import forks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.mount.contracts import FileSystem
-    from penstock.mount.fuse.requests import InitRequest, InterruptRequest, RequestHeader
+    from penstock.mount.fuse.protocol import InitRequest, InterruptRequest, RequestHeader
     from penstock.mount.fuse.turns import AddReader
 
 _WANTED = (

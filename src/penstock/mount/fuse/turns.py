@@ -10,15 +10,14 @@ import select
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.mount.fuse.device import GONE
+from penstock.mount.fuse.answering import GONE
 from penstock.mount.fuse.protocol import BUFFER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.mount.fuse.device import Device
+    from penstock.mount.fuse.answering import Device, InterruptedRequests
     from penstock.mount.fuse.dispatching import Dispatcher
-    from penstock.mount.fuse.interrupts import InterruptedRequests
 
 REQUESTS_PER_TURN = 16
 """Requests that are read before an event loop goes on with its other work."""

@@ -17,19 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError
-from penstock.mount.contracts import ROOT_INODE, Absent, Node
-from penstock.mount.namespace.folders import Folder, FolderTable
-from penstock.mount.namespace.inodes import InodeTable, key_number
+from penstock.mount.namespace.inodes import Folder, FolderTable, InodeTable, WalkAhead, key_number
 from penstock.mount.namespace.listing import PAGE_KEYS, DirectoryListing, EntriesPiece
-from penstock.mount.namespace.names import is_name
-from penstock.mount.namespace.query import PathQuery
-from penstock.mount.namespace.walk import WalkAhead
+from penstock.mount.namespace.names import PathQuery, is_name
+from penstock.mount.nodes import ROOT_INODE, Absent, Node
 from penstock.store.keys import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.mount.contracts import EntriesThen, NodeThen
+    from penstock.mount.nodes import EntriesThen, NodeThen
     from penstock.types import Core, Key, ObjectInfo
 
 ENTRIES_MAX = 1_000_000
@@ -44,7 +41,10 @@ _Answer: TypeAlias = "tuple[ObjectInfo, float] | Absent | PenstockError"
 
 
 class StoreDirectories:
-    """The directories and files of the keys of a store; ``contracts.Directories`` describes its methods.
+    """The directories and files of the keys of a store. No method waits, and any thread may call it.
+
+    A node that ``look_up`` or a stream hands out has one more reference. The kernel gives it back with FORGET; whoever does not
+    pass the node on to the kernel gives it back with ``forget``.
 
     Args:
         store: Store that is listed; its keys are the paths.

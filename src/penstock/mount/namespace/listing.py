@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import PenstockError, ProtocolError, as_completion_error
-from penstock.mount.contracts import Absent
-from penstock.mount.namespace.names import key_of, page_entries
-from penstock.mount.namespace.sinks import begin
+from penstock.mount.namespace.names import begin, key_of, page_entries
+from penstock.mount.nodes import Absent
 from penstock.types import ListPage
 
 if TYPE_CHECKING:

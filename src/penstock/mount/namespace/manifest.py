@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.compose import connect, key_below, split
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.index.manifest import read_manifest
-from penstock.mount.namespace.sinks import begin
+from penstock.mount.namespace.names import begin
 from penstock.redaction import public_url
 from penstock.store.base import Store, Wrapper
 from penstock.store.sorted_pages import sorted_page

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from penstock.errors import PenstockError
     from penstock.fetch import Budget
-    from penstock.mount.contracts import FollowingFiles, Node
+    from penstock.mount.nodes import Node
+    from penstock.mount.reading.walk import FollowingFiles
     from penstock.store.base import Store
     from penstock.types import Key, ObjectInfo
 
@@ -29,7 +30,9 @@ _AHEAD_BYTES_MAX = 64 * MIB
 
 
 class StoreFiles:
-    """The open files of a store; see ``FileHandles``. All threads may use it.
+    """The open files of a store. It owns the memory of all of them, within the process's byte budget.
+
+    All threads may use it, and no method waits.
 
     Args:
         store: The store.
@@ -58,7 +61,7 @@ class StoreFiles:
         self._lock = threading.Lock()
 
     def open_file(self, node: Node) -> StoreFile:
-        """Open a file, of the version that `node` has; see ``FileHandles.open_file``.
+        """Open a file, of the version that `node` has. This sends no request.
 
         Raises:
             ClosedError: ``close()`` was called.
@@ -173,7 +176,7 @@ class _SharedObject:
 
 
 class StoreFile:
-    """One open file of a store; see ``FileHandle``. ``StoreFiles.open_file`` makes it."""
+    """One open file of a store. ``StoreFiles.open_file`` makes it."""
 
     __slots__ = ("_files", "_is_new", "_node", "_shared", "keeps_pages")
 
@@ -187,7 +190,7 @@ class StoreFile:
     def read(
         self, offset: int, length_bytes: int, then: Callable[[Sequence[memoryview] | PenstockError], None]
     ) -> None:
-        """Read bytes; see ``FileHandle.read``."""
+        """Read `length_bytes` bytes from `offset` on, fewer only at the end of the file; `then` receives them."""
         shared = self._shared
         if shared is None:
             then(ClosedError("the file was closed"))

@@ -11,12 +11,14 @@ was requested for nothing counts against it, so a directory that is read at rand
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.fetch.positioned import FIRST_BYTES, WHOLE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from penstock.mount.contracts import FollowingFiles, Node
+    from collections.abc import Sequence
+
+    from penstock.mount.nodes import Node
     from penstock.types import Key
 
 NEAR_COUNT = 64
@@ -34,6 +36,21 @@ _PAUSE_MAX = 64
 _WASTED_MIN = 16
 _WASTED_SHARE = 8
 """One file in 8, and 16 besides, may have been requested for nothing; with more the directory is left alone."""
+
+
+class FollowingFiles(Protocol):
+    """The order of the files of a directory, so that the next ones can be read ahead."""
+
+    def following(self, node: Node, count_max: int) -> Sequence[Node]:
+        """Return the files that come after `node` in the listing of its directory, without the directories between them.
+
+        It may be called from any thread, returns soon and sends no request: there are fewer than `count_max`, or none, if the
+        directory ends there or what follows is not known now.
+
+        Args:
+            node: A file.
+            count_max: The most files to return.
+        """
 
 
 class DirectoryWalk:

@@ -12,9 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.mount.fuse import fusermount, mounting, watching
-from penstock.mount.fuse.mount_table import MountEntry
 from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
-from penstock.mount.fuse.watching import Watcher
+from penstock.mount.fuse.watching import MountEntry, Watcher
 
 OPTIONS = MountOptions(source="test")
 
@@ -131,7 +130,7 @@ def watched(directory: Path, entry: MountEntry) -> str:
     """What the command of a watcher has written when the watcher has ended, because its process was killed."""
     script = f"""if True:
         import os, signal
-        from penstock.mount.fuse.mount_table import MountEntry
+        from penstock.mount.fuse.watching import MountEntry
         from penstock.mount.fuse.watching import Watcher
         watcher = Watcher({entry!r}, ["sh", "-c", "echo unmounted > {directory}/said"])
         print(open(f"/proc/self/task/{{os.getpid()}}/children").read(), flush=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.mount.contracts import Attributes
 from penstock.mount.fuse import replies
 from penstock.mount.fuse.protocol import Feature
+from penstock.mount.nodes import Attributes
 
 FILE = Attributes(20, 0o100644, 1025, 1, 1_700_000_000_123_456_789, 1000, 1001, 999)
 FOLDER = Attributes(30, 0o040755, 0, 2, -1, 0, 0)

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.mount.contracts import ROOT_INODE, Attributes, Reply
+from penstock.mount.fuse.answering import KernelReply
 from penstock.mount.fuse.protocol import MODIFYING, WITHOUT_REPLY, Operation
 from penstock.mount.fuse.session import FuseConfig, FuseSession
+from penstock.mount.nodes import ROOT_INODE, Attributes
 from penstock.transport.loop import EventLoop, WatchedDescriptor
 from servers.memory_file_system import MemoryFileSystem
 
@@ -260,7 +261,7 @@ def test_a_second_answer_is_dropped(kernel: KernelStandIn, caplog: pytest.LogCap
     ]
 
 
-def held_reply(kernel: KernelStandIn, file_system: MemoryFileSystem, *, length_bytes: int = 10) -> Reply:
+def held_reply(kernel: KernelStandIn, file_system: MemoryFileSystem, *, length_bytes: int = 10) -> KernelReply:
     """The reply to a READ that the file system has not given."""
     kernel.send(Operation.READ, struct.pack("=QQI20x", 3, 0, length_bytes), inode=3, unique=4)
     assert kernel.ask(Operation.GETATTR, bytes(16))[0] == 0

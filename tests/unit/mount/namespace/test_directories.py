@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import AccessDeniedError, CancelledOperationError, PenstockError, UnavailableError
-from penstock.mount.contracts import ROOT_INODE, Absent, Node
 from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.inodes import key_number
+from penstock.mount.nodes import ROOT_INODE, Absent, Node
 from penstock.store.base import Store, Wrapper
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore

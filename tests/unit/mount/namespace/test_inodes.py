@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from penstock.mount.contracts import ROOT_INODE, Node
 from penstock.mount.namespace.inodes import InodeTable, key_number
+from penstock.mount.nodes import ROOT_INODE, Node
 from penstock.types import ObjectInfo
 
 ROOT = Node(ROOT_INODE, b"", ROOT_INODE, None, 0.0, 0.0, ROOT_INODE)

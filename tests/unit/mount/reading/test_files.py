@@ -13,7 +13,7 @@ import pytest
 from penstock.config import MIB
 from penstock.errors import CancelledOperationError, ClosedError, ObjectChangedError, PenstockError
 from penstock.fetch import Budget
-from penstock.mount.contracts import Node
+from penstock.mount.nodes import Node
 from penstock.mount.reading import StoreFiles
 from penstock.store import MemoryStore
 from penstock.types import Get

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from penstock.config import GIB
-from penstock.mount.contracts import Node
+from penstock.mount.nodes import Node
 from penstock.mount.reading.walk import DEPTH_MAX, DirectoryWalk
 from penstock.types import ObjectInfo
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from penstock.mount.fuse.interrupts import is_dying, is_fatal
+from penstock.mount.fuse.answering import is_dying, is_fatal
 
 
 def status(**masks: list[int]) -> bytes:

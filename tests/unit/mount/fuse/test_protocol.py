@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.mount.fuse.protocol import Operation
-from penstock.mount.fuse.requests import (
+from penstock.mount.fuse.protocol import (
     PARSERS,
     BatchForgetRequest,
     ForgetRequest,
@@ -20,6 +19,7 @@ from penstock.mount.fuse.requests import (
     MalformedRequestError,
     NameRequest,
     OpenRequest,
+    Operation,
     OtherRequest,
     ReadRequest,
     ReleaseRequest,
