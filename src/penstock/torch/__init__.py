@@ -9,9 +9,8 @@ try:
     from penstock.torch import checkpoint
     from penstock.torch.batches import Tensors, as_tensors
     from penstock.torch.checkpoint.serialization import load, save
-    from penstock.torch.datasets import IterableDataset
+    from penstock.torch.datasets import IterableDataset, MapDataset
     from penstock.torch.device import Normalize, Prefetch
-    from penstock.torch.map_dataset import MapDataset
     from penstock.torch.ranks import agree, rank_and_world_size, share
     from penstock.torch.writing import CheckpointWriter, checkpoint_writer
     from penstock.transfer.directories import download_directory, upload_directory

@@ -21,9 +21,8 @@ from penstock.types import Blob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.compat.s3torchconnector.constructors import ReaderKind
     from penstock.compat.s3torchconnector.objects import ObjectLocation
-    from penstock.compat.s3torchconnector.readers import S3Reader
+    from penstock.compat.s3torchconnector.readers import ReaderKind, S3Reader
     from penstock.compat.s3torchconnector.stores import BucketStores
     from penstock.errors import StoreError
     from penstock.fetch import PlanItem

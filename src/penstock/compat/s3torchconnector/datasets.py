@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, Unpack
 import torch.utils.data
 
 from penstock.compat.s3torchconnector.ahead import ReadCounter, ReadersAhead
-from penstock.compat.s3torchconnector.constructors import kind_of
 from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource
+from penstock.compat.s3torchconnector.readers import kind_of
 from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.config import check_names, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
@@ -21,9 +21,8 @@ from penstock.torch.ranks import rank_and_world_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.compat.s3torchconnector.constructors import ReaderConstructor
-    from penstock.compat.s3torchconnector.options import S3ClientConfig
-    from penstock.compat.s3torchconnector.readers import S3Reader
+    from penstock.compat.s3torchconnector.readers import ReaderConstructor, S3Reader
+    from penstock.compat.s3torchconnector.stores import S3ClientConfig
 
 
 class ObjectNames(Protocol):

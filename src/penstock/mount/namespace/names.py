@@ -1,4 +1,4 @@
-"""Which keys of a listing are entries of a directory, under which names; and whether a path is a file, a directory, or neither."""
+"""Which keys of a listing are entries of a directory, under which names; whether a path is a file, a directory or none."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.errors import CheckpointError, ConfigError
 from penstock.torch.checkpoint.parts import check_savable, missing_part, undo_of
-from penstock.torch.checkpoint.records import decoded, encoded
-from penstock.torch.checkpoint.saved_items import ReadTarget, listed, local
+from penstock.torch.checkpoint.saved_items import ReadTarget, decoded, encoded, listed, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from penstock.errors import CheckpointError, ConfigError, DataError
-from penstock.torch.checkpoint.records import decoded, encoded
-from penstock.torch.checkpoint.saved_items import local
+from penstock.torch.checkpoint.saved_items import decoded, encoded, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,8 +24,7 @@ from penstock import compose
 from penstock.errors import ConfigError, DirectoryMissingError, StoreError
 from penstock.formats.safetensors import METADATA_KEY, SafetensorsIndex, encode_header, encode_index
 from penstock.system.tracebacks import boundary
-from penstock.torch.checkpoint.safetensors_dtypes import FORMAT_DTYPES
-from penstock.torch.checkpoint.safetensors_reading import FILE_NAME, INDEX_NAME, SAVE_ID
+from penstock.torch.checkpoint.safetensors_reading import FILE_NAME, FORMAT_DTYPES, INDEX_NAME, SAVE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

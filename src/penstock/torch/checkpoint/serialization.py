@@ -2,14 +2,18 @@
 
 ``load`` finds out where the storages lie in the file, reads all of it in parallel straight into their memory, and lets
 ``torch.load`` unpickle the rest. The bytes of the storages are never in memory twice.
+Pages of new memory are touched before bytes arrive in it (``Prefaulting``).
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import mmap as mmap_module
 import os
 import pickle
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
+import threading
+from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import torch
 
@@ -24,12 +28,11 @@ from penstock.torch.checkpoint.archive import (
     LEGACY_HEAD,
     ZIP_HEAD,
     Archive,
+    ObjectFile,
     PlainFileError,
     check_header,
     check_members,
 )
-from penstock.torch.checkpoint.object_file import ObjectFile
-from penstock.torch.checkpoint.prefaulting import Prefaulting
 from penstock.torch.checkpoint.verification import FileVerifier, choose_verifier
 from penstock.torch.writing import checkpoint_writer, split_file
 from penstock.types import ByteRange
@@ -40,6 +43,51 @@ if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.torch.checkpoint.archive import StoredStorage
     from penstock.types import Key, ObjectInfo
+
+_MADV_POPULATE_WRITE = 23
+"""Since Linux 5.14; older kernels refuse it. Source: madvise(2)."""
+_libc = ctypes.CDLL(None)  # whose calls release the GIL
+
+
+class Prefaulting:
+    """Touches the pages of memory in order, while its ``with`` block runs.
+
+    Only time depends on it: pages that it does not reach, or that the kernel refuses it, are touched by who writes to them.
+
+    Args:
+        views: The memory, each uint8[any length], writable.
+    """
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._views = views
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-prefaulting", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._views = ()
+
+    def _run(self) -> None:
+        for view in self._views:
+            if self._ended.is_set() or not _populate(view):
+                return
+
+
+def _populate(view: memoryview) -> bool:
+    """Touch the pages that lie wholly in `view`, without changing them, and return whether the kernel can do that."""
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view else 0
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    length_bytes = (start + len(view)) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length_bytes <= 0:
+        return True
+    result: int = _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length_bytes), _MADV_POPULATE_WRITE)
+    return result == 0
+
 
 _TORCH_ARCHIVE = ("PytorchStreamReader", "inline_container", "hasRecord")
 """Names of PyTorch's reader of archives, one of which is in each of its errors."""

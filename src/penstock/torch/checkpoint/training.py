@@ -23,15 +23,13 @@ from penstock.errors import (
 )
 from penstock.system.tracebacks import boundary
 from penstock.torch.batches import Stateful
-from penstock.torch.checkpoint.background import BackgroundSave
-from penstock.torch.checkpoint.exchange import read_items, write_items
+from penstock.torch.checkpoint.background import BackgroundSave, SnapshotMemory
+from penstock.torch.checkpoint.exchange import RankGroup, read_items, write_items
 from penstock.torch.checkpoint.items import tensor_bytes
 from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
 from penstock.torch.checkpoint.parts import LoaderPart, RandomPart, RecordPart
 from penstock.torch.checkpoint.place import checked_run_url
-from penstock.torch.checkpoint.rank_group import RankGroup
 from penstock.torch.checkpoint.saved_items import SavedItems, local
-from penstock.torch.checkpoint.snapshot import SnapshotMemory
 from penstock.torch.checkpoint.storage_reader import StorageReader
 from penstock.torch.checkpoint.storage_writer import StorageWriter
 

@@ -20,9 +20,8 @@ pytest.importorskip("torch")
 from compat_stores import MemoryBuckets
 from penstock.compat.s3torchconnector import S3Exception, S3ReaderConstructor, S3Writer
 from penstock.compat.s3torchconnector import objects as objects_module
-from penstock.compat.s3torchconnector.constructors import kind_of
 from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource
-from penstock.compat.s3torchconnector.readers import SequentialS3Reader
+from penstock.compat.s3torchconnector.readers import SequentialS3Reader, kind_of
 from penstock.errors import ObjectMissingError, ShortReadError
 
 pytestmark = pytest.mark.torch

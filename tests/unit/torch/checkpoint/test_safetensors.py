@@ -28,7 +28,7 @@ from penstock.torch.checkpoint import (  # noqa: E402 - imports torch
     open_safetensors,
     save_safetensors,
 )
-from penstock.torch.checkpoint.safetensors_dtypes import TORCH_DTYPES  # noqa: E402
+from penstock.torch.checkpoint.safetensors_reading import TORCH_DTYPES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

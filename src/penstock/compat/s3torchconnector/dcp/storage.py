@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoints import COMMIT_MARKER
-from penstock.compat.s3torchconnector.constructors import DcpOptimized, kind_of
 from penstock.compat.s3torchconnector.dcp.prefix_strategies import RankPrefixes
+from penstock.compat.s3torchconnector.readers import DcpOptimized, kind_of
 from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.config import GIB, check_names
 from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError
@@ -18,9 +18,9 @@ from penstock.torch.checkpoint import StorageReader, StorageWriter
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan
 
-    from penstock.compat.s3torchconnector.constructors import ReaderConstructor
     from penstock.compat.s3torchconnector.dcp.prefix_strategies import S3PrefixStrategyBase
-    from penstock.compat.s3torchconnector.options import S3ClientConfig
+    from penstock.compat.s3torchconnector.readers import ReaderConstructor
+    from penstock.compat.s3torchconnector.stores import S3ClientConfig
 
 IGNORED = ("single_file_per_rank", "sync_files", "per_thread_copy_ahead", "cache_staged_state_dict")
 """Arguments of PyTorch's ``FileSystemWriter``. The first three say how it writes files, which is decided otherwise here;

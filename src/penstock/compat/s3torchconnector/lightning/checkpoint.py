@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from penstock.compat.s3torchconnector.options import S3ClientConfig
+    from penstock.compat.s3torchconnector.stores import S3ClientConfig
 
 
 class S3LightningCheckpoint(LightningCheckpointIO):
