@@ -195,7 +195,7 @@ def small_objects(options: Any) -> None:
             run.report(
                 [
                     Row("100 KB, signed, warm, requests/s", run.values("gateway", "requests/s"), 5000, 9000),
-                    # a machine on which nginx answers 27 000 requests/s, as in docs/development/experiments.md
+                    # a machine on which nginx answers 27 000 requests/s
                     Row("100 KB, signed, warm : nginx", run.ratios("requests/s", "gateway", "nginx"), 5 / 27, 9 / 27),
                 ]
             )

@@ -120,7 +120,7 @@ class TransportConfig:
             for every four of ``cores_count()``, but at most four. Source: bench/event_loops.py.
         receive_buffer_bytes: Size of libcurl's receive buffer, which is used over TLS and through proxies. TLS records are
             16 KiB long, and a small buffer stays in the processor's cache.
-            Source: docs/development/experiments.md, 2026-11-21, large objects.
+            Source: docs/development/measurements.md.
         ca_bundle: PEM file of the certificate authorities to trust; None takes ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the
             system's.
         verify_tls: Whether to verify the server's certificate; False accepts any, and is for tests only.

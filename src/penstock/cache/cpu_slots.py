@@ -25,7 +25,7 @@ class CpuSlots:
     slow each other down once they outnumber the processors: each system call releases the interpreter, and the thread then
     queues for it behind the others. Eight threads on two processors had 5.4 context switches per block.
 
-    Source: docs/development/experiments.md.
+    Source: docs/development/measurements.md.
     """
 
     __slots__ = ("_can_tell", "_free", "_is_memory")
@@ -61,7 +61,7 @@ class CpuSlots:
 
         `head` is read by a call of its own. After it the kernel reads the rest ahead in larger and larger folios. If one call
         read both, every page of a block would be a folio of its own, and copying it would cost twice as much each time.
-        Source: docs/development/experiments.md.
+        Source: docs/development/measurements.md.
 
         Args:
             fd: Descriptor of the file.

@@ -26,7 +26,7 @@ def sample_crc(data: Buffer, crc: int = 0) -> int:
 
     Releasing the GIL for the 4 to 12 µs that 100 KB take costs two context switches: with them a conversion took 2.2 s of CPU
     per GB, without them 1.8 s.
-    Source: docs/development/experiments.md.
+    Source: docs/development/measurements.md.
 
     Args:
         data: The bytes, uint8[any length].

@@ -25,7 +25,7 @@ THREADS_CPU_RATIO_MIN = 0.05
 """Share of the time. Threads that run less can hardly delay the loop."""
 THREADS_WAIT_RATIO_MIN = 1.0
 """Share of the time that threads run. Beside a loop of pure Python they wait 6 to 12 times as long as they run
-(docs/development/experiments.md)."""
+(docs/development/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -53,7 +53,7 @@ READ_PART_BYTES = 2 * MIB
 is being written (more shards, by `jobs`, if a store is slower). Larger parts, or more of them, lie in fresh memory until
 they are parsed, and clearing that memory took up to a third of the CPU time of a conversion.
 
-Source: docs/development/experiments.md."""
+Source: docs/development/measurements.md."""
 
 ShardGroup: TypeAlias = "tuple[ShardPlan, ...]"
 """Shards that one thread or task writes one after the other."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 UPLOAD_BUFFER_BYTES = 256 * KIB
 """Through which libcurl sends, small enough for a processor's second-level cache; measured together with bodies that are read
-where they lie (docs/development/experiments.md)."""
+where they lie (docs/development/measurements.md)."""
 
 DIRECT_BYTES_MIN = 1 * MIB
 """Smallest landing in an mmap that takes the body without a Python frame per piece. An error document goes there too, and has

@@ -2,7 +2,7 @@
 
 libcurl copies a body into its buffer and again into the landing, and calls Python for every header line and every 16 KiB.
 Here the kernel writes a body straight to its landing: 15 µs of Python per request instead of 60, and half of the CPU for large
-bodies (docs/development/experiments.md). libcurl carries TLS, proxies, redirects and everything that writes; it is
+bodies (docs/development/measurements.md). libcurl carries TLS, proxies, redirects and everything that writes; it is
 better at them, and over TLS no slower.
 
 A connection is always in one stage, ``on_ready``: connecting, sending, waiting for the head, receiving one of three kinds of

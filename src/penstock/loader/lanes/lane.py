@@ -2,7 +2,7 @@
 
 A run is filled while the run before it is handed out, one sample in for each one out. So reading is even, and a lane never
 holds many more samples than one run has. Everything here works on several samples at a time: one at a time takes 8 µs of
-Python for each, in blocks well under 1 µs (docs/development/experiments.md).
+Python for each, in blocks well under 1 µs (docs/development/measurements.md).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ when nothing refers to its batch any more; while the training loop holds all bat
 
 No thread listens to the workers: their messages wait in the sockets until the training loop asks for a batch. A thread
 that woke up for each message took the interpreter from a loop that holds it, several times a step
-(docs/development/experiments.md).
+(docs/development/measurements.md).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
 """Added to the niceness of a worker. A worker that a message wakes takes the core of the training loop that sent the message
-in one of three to five times; at this priority, in one of twenty-five (docs/development/experiments.md). A loop that waits
+in one of three to five times; at this priority, in one of twenty-five (docs/development/measurements.md). A loop that waits
 for a batch leaves its core to the workers."""
 
 

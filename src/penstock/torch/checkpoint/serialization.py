@@ -329,7 +329,7 @@ def _mapped(length_bytes: int) -> torch.Tensor:
     """Return uint8[length_bytes] in memory of its own, which is given back as soon as the tensor is gone.
 
     It has small pages. Huge ones are a little cheaper where the system has them ready, and several times as expensive where
-    it has to collect them first or, in a virtual machine, to get them from the host (docs/development/experiments.md).
+    it has to collect them first or, in a virtual machine, to get them from the host (docs/development/measurements.md).
     """
     owner = mmap_module.mmap(-1, length_bytes, flags=mmap_module.MAP_PRIVATE | mmap_module.MAP_ANONYMOUS)
     return torch.frombuffer(owner, dtype=torch.uint8)
