@@ -71,7 +71,7 @@ def lanes() -> str:
         cells = [(s.shard, s.first + k) for s in order.lane_segments(lane) for k in range(s.samples_count)]
         picture.row([COLOURS[s] for s, _ in cells], [str(k) for _, k in cells], label=f"lane {lane}")
     picture.text(
-        "Lanes, as they leave: runs of 16 / 4 = 4 samples permuted; the first run of a lane is shorter the higher its number."
+        "Lanes, as they leave: buffers of 16 / 4 = 4 samples permuted; a lane with a higher number has a shorter first buffer."
     )
     for lane in range(4):
         part = order.locations(lane)
