@@ -14,29 +14,22 @@ import typer
 import penstock
 from penstock.cli import EXIT_INTERRUPTED
 from penstock.cli.cache import cache
-from penstock.cli.cat import cat
 from penstock.cli.checkpoint import checkpoint
-from penstock.cli.convert import convert
-from penstock.cli.cp import cp
-from penstock.cli.du import du
+from penstock.cli.cp import cp, sync
 from penstock.cli.gateway import gateway
-from penstock.cli.gateway_fill import fill
-from penstock.cli.gateway_kept import gc
-from penstock.cli.gateway_kept import ls as ls_results
-from penstock.cli.index import index
+from penstock.cli.gateway_results import fill, gc
+from penstock.cli.gateway_results import ls as ls_results
+from penstock.cli.index import index, manifest, verify
 from penstock.cli.info import info
-from penstock.cli.ls import ls
-from penstock.cli.manifest import manifest
+from penstock.cli.ls import cat, du, ls
 from penstock.cli.mount import mount, umount
 from penstock.cli.mount_options import MountCommand
 from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
-from penstock.cli.pack import pack
+from penstock.cli.pack import convert, pack
 from penstock.cli.peek import peek
 from penstock.cli.rm import rm
 from penstock.cli.run import run as run_command
 from penstock.cli.sandbox import sandbox
-from penstock.cli.sync import sync
-from penstock.cli.verify import verify
 from penstock.errors import ConfigError, PenstockError
 from penstock.system.tracebacks import users_text
 

@@ -7,13 +7,12 @@ import json
 import re
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
-from penstock.cli.output import print_message, print_result
-from penstock.cli.progress import ProgressReport
+from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
+from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes, parse_bytes
 
@@ -37,11 +36,12 @@ cache = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Directory = Annotated[str, typer.Argument(metavar="PATH", help="Directory of the cache.")]
+DIRECTORY = argument("PATH", "Directory of the cache.")
 
 
 @cache.command()
-def stats(path: Directory, *, as_json: AsJson = False) -> None:
+@expand_groups
+def stats(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
     """Show what is in the cache at PATH, by bucket.
 
     For example:
@@ -67,37 +67,19 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
 @cache.command()
 @expand_groups
 def warm(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="s3://bucket/prefix/, one object, a pattern of shards, or a pipeline as module:attribute.",
-        ),
-    ],
+    url: str = argument(
+        "URL", "s3://bucket/prefix/, one object, a pattern of shards, or a pipeline as module:attribute."
+    ),
     *,
-    at: Annotated[
-        str,
-        typer.Option(
-            "--cache", metavar="PATH:SIZE", help="Directory and size of the cache, e.g. /nvme/penstock:200GB."
-        ),
-    ],
-    accesses: Annotated[
-        str | None,
-        typer.Option(
-            "--accesses",
-            metavar="FILE",
-            help='Read only the ranges in this file: lines of JSON, {"key": ..., "start": ..., "end": ...}.',
-        ),
-    ] = None,
-    namespace: Annotated[
-        str,
-        typer.Option("--namespace", metavar="TEXT", help="Namespace that the job uses: CacheConfig(namespace=...)."),
-    ] = "",
-    block_bytes: Annotated[
-        int | None,
-        typer.Option("--block-bytes", metavar="N", help="Block size that the job uses: CacheConfig(block_bytes=...)."),
-    ] = None,
-    as_json: AsJson = False,
+    at: str = option(
+        "PATH:SIZE", "Directory and size of the cache, e.g. /nvme/penstock:200GB.", names=("--cache",), required=True
+    ),
+    accesses: str | None = option(
+        "FILE", 'Read only the ranges in this file: lines of JSON, {"key": ..., "start": ..., "end": ...}.'
+    ),
+    namespace: str = option("TEXT", "Namespace that the job uses: CacheConfig(namespace=...).", default=""),
+    block_bytes: int | None = option("N", "Block size that the job uses: CacheConfig(block_bytes=...)."),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Read URL into the cache, so that a job finds it there. What the cache has already is verified, not fetched.
@@ -139,7 +121,8 @@ def warm(
 
 
 @cache.command()
-def verify(path: Directory, *, as_json: AsJson = False) -> None:
+@expand_groups
+def verify(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
     """Read all entries at PATH and remove the corrupt ones; the exit code is 1 if there were any.
 
     For example:
@@ -161,7 +144,8 @@ def verify(path: Directory, *, as_json: AsJson = False) -> None:
 
 
 @cache.command()
-def clear(path: Directory, *, as_json: AsJson = False) -> None:
+@expand_groups
+def clear(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
     """Remove everything in the cache at PATH. Running jobs fetch again what they need.
 
     For example:
@@ -179,11 +163,12 @@ def clear(path: Directory, *, as_json: AsJson = False) -> None:
 
 
 @cache.command()
+@expand_groups
 def trim(
-    path: Directory,
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="Size of what may stay: 100GB, 1.5TiB.")],
+    path: str = DIRECTORY,
+    size: str = argument("SIZE", "Size of what may stay: 100GB, 1.5TiB."),
     *,
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Remove the least recently used entries at PATH until the rest takes at most SIZE.
 

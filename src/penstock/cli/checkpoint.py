@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock.cli import EXIT_UNCHECKED
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
-from penstock.cli.output import print_message, print_result
-from penstock.cli.progress import ProgressReport
+from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, option
+from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.errors import CheckpointError, ConfigError
 from penstock.text.sizes import format_bytes
 
@@ -26,14 +25,12 @@ checkpoint = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-RunUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="URL of the training run, s3://bucket/run/, or a directory.")
-]
+RUN_URL = argument("URL", "URL of the training run, s3://bucket/run/, or a directory.")
 
 
 @checkpoint.command(no_args_is_help=True)
 @expand_groups
-def ls(url: RunUrl, *, as_json: AsJson = False, connection: ConnectionGroup) -> None:
+def ls(url: str = RUN_URL, *, as_json: bool = AS_JSON, connection: ConnectionGroup) -> None:
     """List the checkpoints below URL by step: status, size, number of ranks, and time in UTC.
 
     The status is *whole* if all files are there with their sizes, *damaged* if one is not, *unfinished* if the save has
@@ -60,16 +57,12 @@ def ls(url: RunUrl, *, as_json: AsJson = False, connection: ConnectionGroup) -> 
 @checkpoint.command(no_args_is_help=True)
 @expand_groups
 def verify(
-    url: RunUrl,
+    url: str = RUN_URL,
     *,
-    steps: Annotated[
-        list[int] | None, typer.Option("--step", metavar="N", help="Step to verify; repeatable. Default: the newest.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
-    sizes_only: Annotated[
-        bool, typer.Option("--sizes-only", help="Compare names and sizes of files, and do not read them.")
-    ] = False,
-    as_json: AsJson = False,
+    steps: list[int] | None = option("N", "Step to verify; repeatable. Default: the newest.", names=("--step",)),
+    every: bool = flag("Verify every checkpoint.", names=("--all",)),
+    sizes_only: bool = flag("Compare names and sizes of files, and do not read them."),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Read the newest checkpoint below URL, and compare every file with the checksums of its manifest.
@@ -104,24 +97,15 @@ def verify(
 @checkpoint.command(no_args_is_help=True)
 @expand_groups
 def rm(
-    url: RunUrl,
+    url: str = RUN_URL,
     *,
-    steps: Annotated[list[int] | None, typer.Option("--step", metavar="N", help="Step to remove; repeatable.")] = None,
-    after: Annotated[
-        int | None,
-        typer.Option("--after", metavar="N", help="Remove all steps after N, to continue from an earlier checkpoint."),
-    ] = None,
-    keep_last: Annotated[
-        int | None, typer.Option("--keep-last", metavar="N", help="Remove all but the N newest whole checkpoints.")
-    ] = None,
-    keep_every: Annotated[
-        int | None, typer.Option("--keep-every", metavar="N", help="With --keep-last: also keep multiples of N.")
-    ] = None,
-    debris: Annotated[
-        bool, typer.Option("--debris", help="Remove files that killed and replaced saves left behind.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    as_json: AsJson = False,
+    steps: list[int] | None = option("N", "Step to remove; repeatable.", names=("--step",)),
+    after: int | None = option("N", "Remove all steps after N, to continue from an earlier checkpoint."),
+    keep_last: int | None = option("N", "Remove all but the N newest whole checkpoints."),
+    keep_every: int | None = option("N", "With --keep-last: also keep multiples of N."),
+    debris: bool = flag("Remove files that killed and replaced saves left behind."),
+    yes: bool = flag("Do not ask for confirmation.", names=("--yes", "-y")),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Remove checkpoints below URL: given steps, those after a step, all but the newest, or files of killed saves.

@@ -1,23 +1,25 @@
-"""``penstock cp``: copies files, folders and prefixes, from anywhere to anywhere."""
+"""``penstock cp`` and ``penstock sync``: copy files, folders and prefixes, from anywhere to anywhere."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock.cli.options import (
-    AsJson,
-    Cache,
+    AS_JSON,
+    CACHE,
     ConnectionGroup,
     SourceConnectionGroup,
     StoreLocation,
     Stores,
+    argument,
     expand_groups,
+    flag,
 )
-from penstock.cli.output import one_line, print_message, print_result
-from penstock.cli.progress import ProgressReport
+from penstock.cli.output import ProgressReport, one_line, print_message, print_result
+from penstock.cli.rm import removable, remove
 from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
 from penstock.store.local import LocalStore
@@ -34,29 +36,17 @@ if TYPE_CHECKING:
 
 @expand_groups
 def cp(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC", help="An object or file, a prefix or directory with everything below it, or a pattern."
-        ),
-    ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Target; a folder if it ends with a slash.")],
+    source: str = argument("SRC", "An object or file, a prefix or directory with everything below it, or a pattern."),
+    target: str = argument("DST", "Target; a folder if it ends with a slash."),
     *,
-    recursive: Annotated[
-        bool,
-        typer.Option(
-            "--recursive",
-            "-r",
-            help="Accepted for compatibility: folders are always copied with everything below them.",
-        ),
-    ] = False,
+    recursive: bool = flag(
+        "Accepted for compatibility: folders are always copied with everything below them.", names=("--recursive", "-r")
+    ),
     filters: FilterGroup,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Copy objects even if the target has them already.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be copied, and copy nothing.")] = False,
-    cache: Cache = None,
-    as_json: AsJson = False,
+    overwrite: bool = flag("Copy objects even if the target has them already."),
+    dry_run: bool = flag("Print what would be copied, and copy nothing."),
+    cache: str | None = CACHE,
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
     source_connection: SourceConnectionGroup,
 ) -> None:
@@ -389,3 +379,61 @@ class CopyReport(ProgressReport):
         rate = f", {format_bytes(self.moved_bytes / max(self.seconds, 1e-9))}/s" if not self._dry_run else ""
         failed = f", {self.failed_count} failed" if self.failed_count else ""
         print_message(f"{text}{failed}, {self.seconds:.1f} s{rate}")
+
+
+@expand_groups
+def sync(
+    source: str = argument("SRC", "A prefix, a directory, or a pattern."),
+    target: str = argument("DST", "A prefix or a directory."),
+    *,
+    delete: bool = flag("Remove from DST what SRC does not have."),
+    allow_empty: bool = flag("Continue if SRC has no objects; with --delete this empties DST."),
+    filters: FilterGroup,
+    dry_run: bool = flag("Print what would be done, and do nothing."),
+    cache: str | None = CACHE,
+    as_json: bool = AS_JSON,
+    connection: ConnectionGroup,
+    source_connection: SourceConnectionGroup,
+) -> None:
+    """Copy from SRC what DST lacks, as cp does; with --delete, also remove from DST what SRC does not have.
+
+    Objects are removed last, and only if SRC was listed completely, is not empty, and everything was copied. Objects that
+    --include and --exclude leave out are neither copied nor removed.
+
+    For example:
+
+        penstock sync s3://bucket/train/ /data/train/
+        penstock sync --delete --dry-run /data/train/ s3://bucket/train/
+        penstock sync --delete --exclude "*.tmp" /data/train/ s3://bucket/train/
+    """
+    target_stores = Stores(connection, cache=cache)
+    source_stores = target_stores.for_source(source_connection)
+    report = CopyReport(as_json=as_json, dry_run=dry_run, deletes=delete)
+    with source_stores, target_stores, report:
+        selection = Selection(source_stores, source, filters)
+        if selection.only is not None:
+            raise ConfigError(f"{selection.location.url} is one object", hint="penstock cp copies it")
+        plan = CopyPlan(selection, target_stores.locate(target), report, deletes=delete)
+        plan.run(dry_run=dry_run)
+        if selection.count or not allow_empty:
+            selection.check_found()
+        if plan.left_out:
+            example = plan.target.store.describe(plan.left_out[0])
+            report.print_message(
+                f"penstock: {len(plan.left_out)} objects are not deleted, such as {example}, because SRC has something of this "
+                "name that is not copied: a link that leads nowhere, a pipe or a device"
+            )
+        selection.check_absent([key[len(plan.target_prefix) :] for key in plan.extras])
+        extras = removable(plan.target, plan.extras)
+        if dry_run:
+            for key in extras:
+                report.deleted(key)
+        elif not report.failed_count:
+            remove(plan.target.store, extras, report.deleted)
+    report.end()
+    if report.failed_count:
+        if plan.extras:
+            print_message(
+                f"penstock: {len(plan.extras)} objects that SRC lacks were not deleted, because others failed"
+            )
+        raise typer.Exit(1)

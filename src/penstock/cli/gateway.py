@@ -7,11 +7,11 @@ import re
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.options import expand_groups
+from penstock.cli.options import argument, expand_groups, flag, option
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
 from penstock.text.sizes import parse_bytes, parse_seconds
@@ -67,39 +67,20 @@ POINT_FLAGS = {
 }
 """The same of settings of the access point that flags describe."""
 
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="TOML file with access points and everything else.")
-]
+CONFIG_FILE = option("FILE", "TOML file with access points and everything else.", names=("--config",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamGroup:
     """The options that say what is served."""
 
-    upstream: Annotated[
-        str | None,
-        typer.Option("--upstream", metavar="URL", help="What is served: s3://bucket/prefix/, a directory, https://..."),
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the bucket that clients see; default: the upstream's."),
-    ] = None
-    endpoint_url: Annotated[
-        str | None,
-        typer.Option("--endpoint-url", metavar="URL", help="URL of the upstream's S3 endpoint; default: as for ls."),
-    ] = None
-    upstream_region: Annotated[
-        str | None, typer.Option("--upstream-region", metavar="NAME", help="Region of the upstream's bucket.")
-    ] = None
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="Profile in ~/.aws/config for the upstream.")
-    ] = None
-    anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Do not sign requests to the upstream, for public data.")
-    ] = False
-    read_write: Annotated[
-        bool, typer.Option("--read-write", help="Let clients change objects; only without a transform.")
-    ] = False
+    upstream: str | None = option("URL", "What is served: s3://bucket/prefix/, a directory, https://...")
+    name: str | None = option("NAME", "Name of the bucket that clients see; default: the upstream's.")
+    endpoint_url: str | None = option("URL", "URL of the upstream's S3 endpoint; default: as for ls.")
+    upstream_region: str | None = option("NAME", "Region of the upstream's bucket.")
+    profile: str | None = option("NAME", "Profile in ~/.aws/config for the upstream.")
+    anonymous: bool = flag("Do not sign requests to the upstream, for public data.")
+    read_write: bool = flag("Let clients change objects; only without a transform.")
 
     def options(self) -> dict[str, object]:
         """Return the options of ``penstock.connect`` that were given."""
@@ -116,67 +97,23 @@ class UpstreamGroup:
 class TransformGroup:
     """The options that say what happens to objects while they are read."""
 
-    transform: Annotated[
-        str | None,
-        typer.Option(
-            "--transform", metavar="NAME", help="A built-in transform (tar2tfrecord, ...) or module:function."
-        ),
-    ] = None
-    argument: Annotated[
-        list[str] | None,
-        typer.Option("--argument", metavar="NAME=VALUE", help="An argument of the transform; may be repeated."),
-    ] = None
-    handler: Annotated[
-        str | None,
-        typer.Option(
-            "--lambda", metavar="MODULE:HANDLER", help="An AWS Lambda handler of S3 Object Lambda, unchanged."
-        ),
-    ] = None
-    lambda_python: Annotated[
-        str | None,
-        typer.Option("--lambda-python", metavar="PATH", help="Interpreter that has the handler's dependencies."),
-    ] = None
-    lambda_dir: Annotated[
-        str | None,
-        typer.Option("--lambda-dir", metavar="DIR", help="Folder with the handler's module; default: this one."),
-    ] = None
-    sam: Annotated[
-        str | None,
-        typer.Option(
-            "--sam", metavar="FILE", help="A SAM template, whose function is the handler; FILE:NAME names one."
-        ),
-    ] = None
-    webhook: Annotated[
-        str | None,
-        typer.Option("--webhook", metavar="URL", help="A webhook in MinIO's dialect that transforms objects."),
-    ] = None
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of one transform process, e.g. 2GiB.")
-    ] = None
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Longest time for one result, e.g. 90s, 5min.")
-    ] = None
-    processes: Annotated[
-        int | None, typer.Option("--processes", metavar="N", help="Transform processes; default: one per processor.")
-    ] = None
-    version_tag: Annotated[
-        str | None,
-        typer.Option(
-            "--version-tag", metavar="TEXT", help="Part of the results' ETags: changing it makes all results again."
-        ),
-    ] = None
-    length: Annotated[
-        str | None,
-        typer.Option("--length", metavar="auto|stream|spool", help="Send the first byte at once, or the length first."),
-    ] = None
-    list_sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--list-sizes",
-            metavar="transform|known-only|source",
-            help="What listings do about sizes that are not known yet.",
-        ),
-    ] = None
+    transform: str | None = option("NAME", "A built-in transform (tar2tfrecord, ...) or module:function.")
+    argument: list[str] | None = option("NAME=VALUE", "An argument of the transform; may be repeated.")
+    handler: str | None = option(
+        "MODULE:HANDLER", "An AWS Lambda handler of S3 Object Lambda, unchanged.", names=("--lambda",)
+    )
+    lambda_python: str | None = option("PATH", "Interpreter that has the handler's dependencies.")
+    lambda_dir: str | None = option("DIR", "Folder with the handler's module; default: this one.")
+    sam: str | None = option("FILE", "A SAM template, whose function is the handler; FILE:NAME names one.")
+    webhook: str | None = option("URL", "A webhook in MinIO's dialect that transforms objects.")
+    memory: str | None = option("SIZE", "Memory of one transform process, e.g. 2GiB.")
+    timeout: str | None = option("TIME", "Longest time for one result, e.g. 90s, 5min.")
+    processes: int | None = option("N", "Transform processes; default: one per processor.")
+    version_tag: str | None = option("TEXT", "Part of the results' ETags: changing it makes all results again.")
+    length: str | None = option("auto|stream|spool", "Send the first byte at once, or the length first.")
+    list_sizes: str | None = option(
+        "transform|known-only|source", "What listings do about sizes that are not known yet."
+    )
 
     def is_given(self) -> bool:
         """Return whether any of the options was given."""
@@ -187,81 +124,31 @@ class TransformGroup:
 class EndpointGroup:
     """The options that say where and how the gateway listens."""
 
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
-    ] = None
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", help="Port to listen on; default 9000, 0 takes a free one.")
-    ] = None
-    domain: Annotated[
-        str | None,
-        typer.Option("--domain", metavar="NAME", help="Domain whose subdomains are buckets, e.g. s3.example.com."),
-    ] = None
-    region: Annotated[
-        str | None, typer.Option("--region", metavar="NAME", help="Region that signatures must name; default: any.")
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes that share the port; default 1.")
-    ] = None
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            "--keys", metavar="FILE", help="File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS."
-        ),
-    ] = None
-    tls_certificate: Annotated[
-        str | None,
-        typer.Option("--tls-certificate", metavar="FILE", help="Certificate chain in PEM; SIGHUP reloads it."),
-    ] = None
-    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate.")] = None
-    status: Annotated[
-        str | None,
-        typer.Option("--status", metavar="loopback|metrics|everyone", help="Who may see /-/metrics and the page /-/."),
-    ] = None
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="lines|json", help="Form of the log on stderr.")
-    ] = None
-    cpu_affinity: Annotated[
-        str | None,
-        typer.Option(
-            "--cpu-affinity",
-            metavar="auto|one|all",
-            help="Whether a process stays on one processor; auto: unless an upstream is read by TLS.",
-        ),
-    ] = None
-    connections_max: Annotated[
-        int | None, typer.Option("--connections-max", metavar="N", help="Open connections of one process.")
-    ] = None
-    drain_timeout: Annotated[
-        str | None,
-        typer.Option("--drain-timeout", metavar="TIME", help="Time for transfers under way at the end; default 30s."),
-    ] = None
+    host: str | None = option("ADDRESS", "Address to listen on; default 127.0.0.1.")
+    port: int | None = option("PORT", "Port to listen on; default 9000, 0 takes a free one.")
+    domain: str | None = option("NAME", "Domain whose subdomains are buckets, e.g. s3.example.com.")
+    region: str | None = option("NAME", "Region that signatures must name; default: any.")
+    workers: int | None = option("N", "Processes that share the port; default 1.")
+    keys: str | None = option("FILE", "File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS.")
+    tls_certificate: str | None = option("FILE", "Certificate chain in PEM; SIGHUP reloads it.")
+    tls_key: str | None = option("FILE", "Key of the certificate.")
+    status: str | None = option("loopback|metrics|everyone", "Who may see /-/metrics and the page /-/.")
+    log_format: str | None = option("lines|json", "Form of the log on stderr.")
+    cpu_affinity: str | None = option(
+        "auto|one|all", "Whether a process stays on one processor; auto: unless an upstream is read by TLS."
+    )
+    connections_max: int | None = option("N", "Open connections of one process.")
+    drain_timeout: str | None = option("TIME", "Time for transfers under way at the end; default 30s.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepingGroup:
     """The options that say what is kept, and for how long."""
 
-    cache: Annotated[
-        str | None,
-        typer.Option("--cache", metavar="PATH:SIZE", help="The node's cache, or none; default 10GB below ~/.cache."),
-    ] = None
-    metadata_ttl: Annotated[
-        str | None,
-        typer.Option(
-            "--metadata-ttl", metavar="TIME", help="Time for which versions are not checked again; default 0."
-        ),
-    ] = None
-    results: Annotated[
-        str | None,
-        typer.Option("--results", metavar="URL", help="Prefix that keeps finished results for all gateways."),
-    ] = None
-    results_endpoint_url: Annotated[
-        str | None,
-        typer.Option(
-            "--results-endpoint-url", metavar="URL", help="URL of its S3 endpoint; default: that of the upstream."
-        ),
-    ] = None
+    cache: str | None = option("PATH:SIZE", "The node's cache, or none; default 10GB below ~/.cache.")
+    metadata_ttl: str | None = option("TIME", "Time for which versions are not checked again; default 0.")
+    results: str | None = option("URL", "Prefix that keeps finished results for all gateways.")
+    results_endpoint_url: str | None = option("URL", "URL of its S3 endpoint; default: that of the upstream.")
 
 
 @gateway.callback()
@@ -269,7 +156,7 @@ class KeepingGroup:
 def serve(
     context: typer.Context,
     *,
-    config: ConfigFile = None,
+    config: str | None = CONFIG_FILE,
     upstream: UpstreamGroup,
     transform: TransformGroup,
     endpoint: EndpointGroup,
@@ -299,21 +186,15 @@ def serve(
 
 
 @gateway.command(name="try")
+@expand_groups
 def try_(
-    transform: Annotated[
-        str, typer.Argument(metavar="TRANSFORM", help="A built-in transform, module:function or ./file.py:function.")
-    ],
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Path or URL of an object.")],
+    transform: str = argument("TRANSFORM", "A built-in transform, module:function or ./file.py:function."),
+    source: str = argument("SRC", "Path or URL of an object."),
     *,
-    argument: Annotated[
-        list[str] | None,
-        typer.Option("--argument", metavar="NAME=VALUE", help="An argument of the transform; may be repeated."),
-    ] = None,
-    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="Epoch of the request.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the request.")] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="File for the result; default: stdout.")
-    ] = None,
+    argument: list[str] | None = option("NAME=VALUE", "An argument of the transform; may be repeated."),
+    epoch: int | None = option("N", "Epoch of the request."),
+    seed: int | None = option("N", "Seed of the request."),
+    output: str | None = option("FILE", "File for the result; default: stdout.", names=("--output", "-o")),
 ) -> None:
     """Run a transform on one object in this process, without a gateway, so that a debugger stops in it.
 
@@ -341,7 +222,8 @@ def try_(
 
 
 @gateway.command()
-def check(config: Annotated[str, typer.Option("--config", metavar="FILE", help="TOML file to check.")]) -> None:
+@expand_groups
+def check(config: str = option("FILE", "TOML file to check.", required=True)) -> None:
     """Check a configuration and print what it would serve, without starting it.
 
     For example:

@@ -1,46 +1,41 @@
-"""``penstock index``: stores where each sample of a data set lies."""
+"""``penstock index``, ``manifest`` and ``verify``: say where each sample or object of a data set lies, and check it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import typer
 
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
-from penstock.cli.output import print_message
-from penstock.cli.progress import ProgressReport
+from penstock.cli import EXIT_UNCHECKED
+from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag, option
+from penstock.cli.output import ProgressReport, print_message
+from penstock.errors import ConfigError, ObjectMissingError
+from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.errors import PenstockError
     from penstock.index import Built, ShardRow
+    from penstock.types import ObjectInfo
 
 
 @expand_groups
 def index(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: s3://bucket/prefix/, a pattern, or a directory.")],
+    url: str = argument("URL", "Shards: s3://bucket/prefix/, a pattern, or a directory."),
     *,
-    beside: Annotated[
-        bool,
-        typer.Option("--beside", help="Store the index beside the shards under .penstock/, even if there is none yet."),
-    ] = False,
-    index_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--index-dir",
-            metavar="DIR",
-            help="Store the index here; default: beside the shards if there is one, otherwise in the user's cache.",
-        ),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Read every shard, even if it is indexed already.")] = False,
-    ignore_idx: Annotated[bool, typer.Option("--ignore-idx", help="Do not use the .idx files of other tools.")] = False,
-    skip_corrupt: Annotated[
-        bool,
-        typer.Option(
-            "--skip-corrupt", help="Index the good samples of corrupt shards, for jobs that skip corrupt samples."
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    beside: bool = flag("Store the index beside the shards under .penstock/, even if there is none yet."),
+    index_dir: str | None = option(
+        "DIR", "Store the index here; default: beside the shards if there is one, otherwise in the user's cache."
+    ),
+    again: bool = flag("Read every shard, even if it is indexed already."),
+    ignore_idx: bool = flag("Do not use the .idx files of other tools."),
+    skip_corrupt: bool = flag("Index the good samples of corrupt shards, for jobs that skip corrupt samples."),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Index the shards at URL: samples, offsets and checksums, for the version that the shards' ETags name.
@@ -138,3 +133,131 @@ class IndexReport(ProgressReport):
 
 
 _WORDS = {"known": "known already", "footer": "by their footers", "idx": "by their .idx", "read": "read"}
+
+
+@expand_groups
+def manifest(
+    url: str = argument("URL", "s3://bucket/prefix/ or a directory."),
+    *,
+    output: str = option(
+        "FILE",
+        "Path or URL of the manifest; .parquet writes Parquet, - writes to stdout.",
+        names=("--output", "-o"),
+        required=True,
+    ),
+    connection: ConnectionGroup,
+) -> None:
+    """Write the key, size and ETag of each object below URL, in key order, as JSON lines or Parquet.
+
+    A job that gets the manifest instead of the URL needs no listing, and reads the versions that the manifest names.
+    Objects under .penstock/ are left out. FILE appears completely or not at all.
+
+    For example:
+
+        penstock manifest s3://bucket/train/ -o train.manifest.jsonl
+        penstock manifest s3://bucket/train/ -o s3://bucket/train.manifest.parquet
+    """
+    from penstock.index.manifest import write_manifest
+
+    with Stores(connection) as stores:
+        location = stores.locate(url if url.endswith("/") else url + "/")
+        kind = "parquet" if output.lower().endswith(".parquet") else "jsonl"
+        base_url = location.store.describe(location.key)
+        infos = _infos(location)
+        if output == "-":
+            write_manifest(infos, sys.stdout.buffer, base_url=base_url, format=kind)
+            return
+        target = stores.locate(output)
+        if target.is_folder:
+            raise ConfigError(f"{output!r} is a folder", hint="-o takes the name of a file")
+        with target.store.writer(target.key) as writer:
+            count = write_manifest(infos, cast("BinaryIO", writer), base_url=base_url, format=kind)
+    print_message(f"{count} objects: {public_url(output)}")
+
+
+def _infos(location: StoreLocation) -> Iterator[ObjectInfo]:
+    """Yield the objects below `location`, with keys relative to it.
+
+    Raises:
+        ObjectMissingError: No object lies below `location`.
+    """
+    from penstock.index import FOLDER
+
+    count = 0
+    for info in location.store.list(location.key):
+        key = info.key[len(location.key) :]
+        if not key or f"/{FOLDER}" in f"/{key}":
+            continue
+        count += 1
+        yield info._replace(key=key)
+    if not count:
+        raise ObjectMissingError("no object lies below this URL", operation="LIST", url=location.url)
+
+
+@expand_groups
+def verify(
+    url: str = argument("URL", "Shards: s3://bucket/prefix/, a pattern, or a directory."),
+    *,
+    index_dir: str | None = option("DIR", "Folder of the index; default: beside the shards, or the user's cache."),
+    as_json: bool = AS_JSON,
+    connection: ConnectionGroup,
+) -> None:
+    """Read every shard at URL, and compare the position, key and CRC32C of each sample with the data set's index.
+
+    Shards that are not in the index, that are in the index but do not exist, and that have changed are failures too. The
+    exit code is 1 if there is a failure. It is 3 if nothing is wrong but some shards have no checksums, neither in their
+    index nor in themselves, so that only the number and lengths of their samples were checked.
+
+    For example:
+
+        penstock verify s3://bucket/train/
+        penstock verify --json ./shards/ | jq 'select(.error)'
+    """
+    from penstock.errors import UncheckedError
+    from penstock.pack.verification import verify as verify_url
+
+    start_s = time.monotonic()
+
+    def on_shard(shard_url: str, row: ShardRow | None, error: PenstockError | None) -> None:
+        if as_json:
+            samples = None if row is None else row.samples_count
+            action = "unchecked" if isinstance(error, UncheckedError) else "failed" if error else "verified"
+            line = {"action": action, "shard": shard_url, "samples": samples}
+            line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
+            print(json.dumps(line), flush=True)
+        elif error is not None and not isinstance(error, UncheckedError):  # unchecked shards are counted in one line
+            print_message(f"penstock: {shard_url}: {error}")
+
+    found = verify_url(
+        url,
+        index_dir=index_dir,
+        on_shard=on_shard,
+        **connection.options(),
+    )
+    seconds = time.monotonic() - start_s
+    if as_json:
+        summary = {
+            "action": "summary",
+            "index": found.url,
+            "shards": found.shards_count,
+            "samples": found.samples_count,
+            "size_bytes": found.size_bytes,
+            "failed": len(found.failed),
+            "unchecked": len(found.unchecked),
+            "seconds": round(seconds, 3),
+        }
+        print(json.dumps(summary))
+    else:
+        failed = f", {len(found.failed)} failed" if found.failed else ""
+        failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
+        rate = format_bytes(found.size_bytes / max(seconds, 1e-9))
+        print_message(
+            f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
+            f"{seconds:.1f} s, {rate}/s: {found.url}",
+        )
+        if found.unchecked:
+            url, error = found.unchecked[0]
+            print_message(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}")
+            print_message(f"penstock: {error.hint}")
+    if found.problems:
+        raise typer.Exit(1 if found.failed else EXIT_UNCHECKED)

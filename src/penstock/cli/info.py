@@ -7,12 +7,10 @@ import os
 import platform
 import statistics
 import time
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores, expand_groups
+from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, option
 from penstock.cli.output import print_result
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
@@ -38,13 +36,10 @@ CANDIDATES_COUNT = 1000
 
 @expand_groups
 def info(
-    url: Annotated[str | None, typer.Argument(metavar="URL", help="Object or prefix to measure.")] = None,
+    url: str | None = argument("URL", "Object or prefix to measure.", default=None),
     *,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="NUMBER", min=0.01, help="Seconds that each measurement takes at most."),
-    ] = 3.0,
-    as_json: AsJson = False,
+    seconds: float = option("NUMBER", "Seconds that each measurement takes at most.", default=3.0, min=0.01),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Show versions and limits; with a URL also endpoint, region, the source of the credentials, and measured speed.

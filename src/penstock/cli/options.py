@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import wraps
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import partial, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 from urllib.parse import unquote
@@ -27,34 +27,59 @@ if TYPE_CHECKING:
     from penstock.store.base import Store
     from penstock.types import Key, ObjectInfo
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Cache = Annotated[
-    str | None,
-    typer.Option(
-        "--cache", metavar="PATH:SIZE", help="Cache what is read on this node's disk, e.g. /nvme/penstock:200GB."
-    ),
-]
+
+def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:  # noqa: A002 - typer's word
+    """Declare an argument of a command, as the default of its parameter; without a `default` it is required."""
+    return field(default=default, metadata={"declared": partial(typer.Argument, metavar=metavar, help=help)})
+
+
+def option(
+    metavar: str | None,
+    help: str,  # noqa: A002 - typer's word
+    *,
+    names: tuple[str, ...] = (),
+    default: Any = None,
+    required: bool = False,
+    **settings: Any,
+) -> Any:
+    """Declare an option of a command, as the default of its parameter or of a group's field.
+
+    Args:
+        metavar: What stands for the value in the help text; None if the option takes none.
+        help: The help text.
+        names: Names of the option; by default that of the parameter, with dashes.
+        default: The value if the option is not given.
+        required: Whether it must be given.
+        settings: Other arguments of ``typer.Option``.
+    """
+    declared = partial(typer.Option, metavar=metavar, help=help, **settings)
+    return field(default=MISSING if required else default, metadata={"declared": declared, "names": names})
+
+
+def flag(help: str, **settings: Any) -> Any:  # noqa: A002 - typer's word
+    """Declare an option that takes no value, see ``option``."""
+    return option(None, help, **{"default": False, **settings})
+
+
+AS_JSON = flag("Print JSON, one object per line.", names=("--json",))
+CACHE = option("PATH:SIZE", "Cache what is read on this node's disk, e.g. /nvme/penstock:200GB.")
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of `command` that is a group by one keyword parameter for each field of the group."""
+    """Give typer the declarations of `command` as it reads them, and one parameter for each field of a group."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, tuple[str, ...]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if not is_dataclass(parameter.annotation):
-            parameters.append(parameter)
+            parameters.append(_expanded(parameter, parameter.default))
             continue
         group: Any = parameter.annotation
         hints = get_type_hints(group, include_extras=True)
-        groups[parameter.name] = group, tuple(field.name for field in fields(group))
+        groups[parameter.name] = group, tuple(hints)
+        keyword = inspect.Parameter.KEYWORD_ONLY
         parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(group)
+            _expanded(inspect.Parameter(each.name, keyword, annotation=hints[each.name]), each)
+            for each in fields(group)
         ]
 
     @wraps(command)
@@ -69,26 +94,29 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
+def _expanded(parameter: inspect.Parameter, declared: Any) -> inspect.Parameter:
+    """Return a parameter as typer reads it: its type annotated with the option, and the default."""
+    if not isinstance(declared, Field):
+        return parameter
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+    if "declared" not in declared.metadata:
+        return parameter.replace(default=default)
+    names = declared.metadata.get("names", ("",))  # an argument has no name
+    names = [name for name in names or (f"--{parameter.name.replace('_', '-')}",) if name]
+    info = declared.metadata["declared"](*names)
+    return parameter.replace(default=default, annotation=Annotated[parameter.annotation, info])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionGroup:
     """The options of a connection."""
 
-    endpoint_url: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint-url",
-            metavar="URL",
-            help="URL of the S3 endpoint; default: AWS_ENDPOINT_URL_S3, the profile, Amazon.",
-        ),
-    ] = None
-    region: Annotated[
-        str | None,
-        typer.Option("--region", metavar="NAME", help="Region of the bucket; default: AWS_REGION, the profile."),
-    ] = None
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="Profile in ~/.aws/config; default: AWS_PROFILE.")
-    ] = None
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Do not sign requests, for public data.")] = False
+    endpoint_url: str | None = option(
+        "URL", "URL of the S3 endpoint; default: AWS_ENDPOINT_URL_S3, the profile, Amazon."
+    )
+    region: str | None = option("NAME", "Region of the bucket; default: AWS_REGION, the profile.")
+    profile: str | None = option("NAME", "Profile in ~/.aws/config; default: AWS_PROFILE.")
+    anonymous: bool = flag("Do not sign requests, for public data.")
 
     def options(self) -> ConnectionOptions:
         """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take."""
@@ -104,23 +132,9 @@ class ConnectionGroup:
 class SourceConnectionGroup:
     """The options of a connection to SRC alone."""
 
-    source_endpoint_url: Annotated[
-        str | None,
-        typer.Option(
-            "--source-endpoint-url",
-            metavar="URL",
-            help="URL of the S3 endpoint of SRC, if it differs from that of DST.",
-        ),
-    ] = None
-    source_profile: Annotated[
-        str | None,
-        typer.Option(
-            "--source-profile", metavar="NAME", help="Profile that may read SRC, if it differs from that of DST."
-        ),
-    ] = None
-    source_anonymous: Annotated[
-        bool, typer.Option("--source-anonymous", help="Do not sign requests for SRC, for public data.")
-    ] = False
+    source_endpoint_url: str | None = option("URL", "URL of the S3 endpoint of SRC, if it differs from that of DST.")
+    source_profile: str | None = option("NAME", "Profile that may read SRC, if it differs from that of DST.")
+    source_anonymous: bool = flag("Do not sign requests for SRC, for public data.")
 
     def applied_to(self, connection: ConnectionGroup) -> ConnectionGroup:
         """Return the connection to SRC: `connection`, with the options of this group in place of its own."""

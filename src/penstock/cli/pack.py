@@ -1,90 +1,67 @@
-"""``penstock pack``: packs files into shards."""
+"""``penstock pack`` and ``penstock convert``: pack files into shards, and rewrite shards in another format or size."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups, function_of
-from penstock.cli.output import print_message, print_result
-from penstock.cli.pack_tokens import TokensGroup  # noqa: TC001 - typer reads it
-from penstock.cli.progress import ProgressReport
+from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, function_of, option
+from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.errors import ConfigError
 from penstock.text.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.index import ShardRow
     from penstock.pack.converting import Conversion
     from penstock.pack.packing import Packing
     from penstock.pack.plan import PackPlan
     from penstock.pack.progress import Packed
     from penstock.pack.workers import ExecutionOptions
+    from penstock.pipeline import ConnectionOptions, Pipeline
 
-ShardBytes = Annotated[
-    str | None,
-    typer.Option("--bytes-max", "--shard-size", metavar="BYTES", help="Size limit of a shard, e.g. 256MB, 1GiB."),
-]
-KeyField = Annotated[
-    str | None,
-    typer.Option(
-        "--key-field",
-        metavar="FIELD",
-        help="Field that takes the samples' keys; with `__key__`, TFRecord stores them so that they are read back.",
-    ),
-]
-AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Continue even if the format loses something.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and write nothing.")]
+
+shard_bytes = partial(
+    option, "BYTES", "Size limit of a shard, e.g. 256MB, 1GiB.", names=("--bytes-max", "--shard-size")
+)
+KEY_FIELD = option(
+    "FIELD", "Field that takes the samples' keys; with `__key__`, TFRecord stores them so that they are read back."
+)
+ALLOW_LOSS = flag("Continue even if the format loses something.")
+DRY_RUN = flag("Print the plan, and write nothing.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteGroup:
     """The options that say what happens to shards at the destination."""
 
-    append: Annotated[bool, typer.Option("--append", help="Add shards to those that exist.")] = False
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Start again; this deletes the shards that penstock packed there, and no others."
-        ),
-    ] = False
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every shard back, and compare it with its checksums.")
-    ] = False
+    append: bool = flag("Add shards to those that exist.")
+    overwrite: bool = flag("Start again; this deletes the shards that penstock packed there, and no others.")
+    verify: bool = flag("Read every shard back, and compare it with its checksums.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionGroup:
     """The options that say how a plan is carried out."""
 
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            metavar="N",
-            help="Number of shards at a time; default 4, or with a transform the number of cores. With --tokens: number "
-            "of processes that tokenise; default none.",
-        ),
-    ] = None
-    memory_bytes_max: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-bytes-max",
-            "--memory",
-            metavar="BYTES",
-            help="Memory that reading and writing may hold together, e.g. 2GB.",
-        ),
-    ] = None
-    executor: Annotated[
-        str,
-        typer.Option("--executor", metavar="threads|ray", help="Run in threads of this process, or on a Ray cluster."),
-    ] = "threads"
-    address: Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Address of the Ray cluster.")] = (
-        None
+    jobs: int | None = option(
+        "N",
+        "Number of shards at a time; default 4, or with a transform the number of cores. With --tokens: number "
+        "of processes that tokenise; default none.",
     )
+    memory_bytes_max: str | None = option(
+        "BYTES",
+        "Memory that reading and writing may hold together, e.g. 2GB.",
+        names=("--memory-bytes-max", "--memory"),
+    )
+    executor: str = option("threads|ray", "Run in threads of this process, or on a Ray cluster.", default="threads")
+    address: str | None = option("ADDRESS", "Address of the Ray cluster.")
 
     def options(self, *, verify: bool) -> ExecutionOptions:
         """Return the options as ``penstock.pack`` takes them.
@@ -104,87 +81,82 @@ class ExecutionGroup:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensGroup:
+    """The options for blocks of tokens."""
+
+    tokens: int | None = option("N", "Pack blocks of N tokens, of the documents in the shards at SRC.")
+    tokenizer: str | None = option(
+        "MODULE:FUNCTION", "With --tokens: fn(text) that returns the tokens; without it, the field holds tokens."
+    )
+    field: str | None = option(
+        "FIELD",
+        "With --tokens: the field with the text; default text, or without --tokenizer tokens.",
+        names=("--token-field",),
+    )
+    separator: int | None = option("ID", "With --tokens: token that follows each document.")
+    dtype: str = option(
+        "NAME", "With --tokens: int32, uint16, uint32 or int64.", names=("--token-dtype",), default="int32"
+    )
+
+    def pipeline(self, url: str, *, shuffle: bool, seed: int, connection: ConnectionOptions) -> Pipeline | None:
+        """Return the blocks of the documents at `url`; None without ``--tokens``.
+
+        Raises:
+            ConfigError: An option is out of bounds, or needs ``--tokens``.
+        """
+        from penstock.pipeline import Text, shards
+
+        if self.tokens is None:
+            if self.tokenizer is not None or self.separator is not None:
+                raise ConfigError("--tokenizer and --separator need --tokens", hint="--tokens 2048")
+            return None
+        documents = shards(url, **connection)
+        if shuffle:
+            documents = documents.shuffle(seed=seed)
+        if self.tokenizer is None:
+            field = self.field or "tokens"
+            documents = documents.select(field)
+        else:
+            field, text = "tokens", self.field or "text"
+            documents = documents.decode(Text(text)).map(_Tokenize(function_of(self.tokenizer, "--tokenizer"), text))
+        return documents.token_blocks(self.tokens, field=field, separator=self.separator, dtype=self.dtype)  # type: ignore[arg-type]
+
+
 @expand_groups
 def pack(
-    source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table; with --tokens, shards.")
-    ],
-    destination: Annotated[
-        str, typer.Argument(metavar="DST", help="A folder, or a pattern such as s3://bucket/train-%06d.tar.")
-    ],
+    source: str = argument("SRC", "A directory or prefix, a manifest, or a table; with --tokens, shards."),
+    destination: str = argument("DST", "A folder, or a pattern such as s3://bucket/train-%06d.tar."),
     *,
-    format: Annotated[  # noqa: A002 - the option's name
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...; default: by the name, or tar; "
-            "with --tokens mds.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="PATTERN", help="Pattern of the shards' names; default shard-%06d.tar."),
-    ] = None,
-    bytes_max: ShardBytes = "256MB",
-    samples_max: Annotated[
-        int | None,
-        typer.Option("--samples-max", "--shard-samples", metavar="N", help="Limit of samples in a shard."),
-    ] = None,
-    group_by: Annotated[
-        str,
-        typer.Option(
-            "--group-by", metavar="stem|file", help="stem: a.jpg and a.json are one sample; file: each file is one."
-        ),
-    ] = "stem",
-    fields: Annotated[
-        str | None,
-        typer.Option(
-            "--fields", metavar="SPEC", help="Fields to take, their new names and types: image=png,label=cls:int."
-        ),
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option("--labels", metavar="folders|TABLE", help="Where the samples' labels come from.")
-    ] = None,
-    label_field: Annotated[
-        str, typer.Option("--label-field", metavar="FIELD", help="Field that takes the label.")
-    ] = "cls",
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split", metavar="SHARES", help="Divide the samples by a hash of their keys: train=0.9,val=0.1."
-        ),
-    ] = None,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Permute the samples before they are cut into shards.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of --shuffle and --split.")] = 0,
-    transform: Annotated[
-        str | None,
-        typer.Option(
-            "--transform",
-            metavar="MODULE:FUNCTION",
-            help="Function that is applied to each sample: fn(sample) -> sample.",
-        ),
-    ] = None,
-    transform_version: Annotated[
-        str | None,
-        typer.Option(
-            "--transform-version",
-            metavar="TEXT",
-            help="Identifies the transform in place of its code; change it when the transform changes.",
-        ),
-    ] = None,
+    format: str | None = option(  # noqa: A002 - the option's name
+        "NAME",
+        "tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...; default: by the name, or tar; "
+        "with --tokens mds.",
+    ),
+    name: str | None = option("PATTERN", "Pattern of the shards' names; default shard-%06d.tar."),
+    bytes_max: str | None = shard_bytes(default="256MB"),
+    samples_max: int | None = option("N", "Limit of samples in a shard.", names=("--samples-max", "--shard-samples")),
+    group_by: str = option(
+        "stem|file", "stem: a.jpg and a.json are one sample; file: each file is one.", default="stem"
+    ),
+    fields: str | None = option("SPEC", "Fields to take, their new names and types: image=png,label=cls:int."),
+    labels: str | None = option("folders|TABLE", "Where the samples' labels come from."),
+    label_field: str = option("FIELD", "Field that takes the label.", default="cls"),
+    split: str | None = option("SHARES", "Divide the samples by a hash of their keys: train=0.9,val=0.1."),
+    shuffle: bool = flag("Permute the samples before they are cut into shards."),
+    seed: int = option("N", "Seed of --shuffle and --split.", default=0),
+    transform: str | None = option("MODULE:FUNCTION", "Function that is applied to each sample: fn(sample) -> sample."),
+    transform_version: str | None = option(
+        "TEXT", "Identifies the transform in place of its code; change it when the transform changes."
+    ),
     tokens: TokensGroup,
-    key_field: KeyField = None,
-    allow_loss: AllowLoss = False,
-    skip_unnamed: Annotated[
-        bool, typer.Option("--skip-unnamed", help="Pass over files whose names are not sample keys.")
-    ] = False,
+    key_field: str | None = KEY_FIELD,
+    allow_loss: bool = ALLOW_LOSS,
+    skip_unnamed: bool = flag("Pass over files whose names are not sample keys."),
     writing: WriteGroup,
-    dry_run: DryRun = False,
+    dry_run: bool = DRY_RUN,
     execution: ExecutionGroup,
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Pack SRC into shards at DST, with an index and a manifest under .penstock/ beside them.
@@ -236,6 +208,70 @@ def pack(
             memory_bytes_max=execution_options.memory_bytes_max,
         )
         run_job(packing, plan, execution_options, dry_run=dry_run, as_json=as_json)
+
+
+def _print_table(wanted: bool) -> None:
+    if wanted:
+        from penstock.pack.sample_conversion import loss_table
+
+        print(loss_table())
+        raise typer.Exit
+
+
+@expand_groups
+def convert(
+    source: str = argument("SRC", "Shards: a prefix, a pattern, or one shard."),
+    destination: str = argument("DST", "A folder; with --bytes-max also a pattern such as s3://bucket/train-%06d.tar."),
+    *,
+    to: str = option(
+        "FORMAT",
+        "Format of the new shards: tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...",
+        required=True,
+    ),
+    source_format: str | None = option(
+        "FORMAT", "Format of SRC, if its names and first bytes do not show it.", names=("--from",)
+    ),
+    key_field: str | None = KEY_FIELD,
+    fields: str | None = option("SPEC", "Fields to take, and their new names: image/encoded=jpg,label=cls."),
+    allow_loss: bool = ALLOW_LOSS,
+    losses: bool = flag(
+        "Print what the conversion between each pair of formats loses.", callback=_print_table, is_eager=True
+    ),
+    bytes_max: str | None = shard_bytes(),
+    writing: WriteGroup,
+    skip_corrupt: bool = flag("Leave out corrupt samples."),
+    dry_run: bool = DRY_RUN,
+    execution: ExecutionGroup,
+    as_json: bool = AS_JSON,
+    connection: ConnectionGroup,
+) -> None:
+    """Rewrite the shards at SRC as shards at DST in another format or size, sample for sample.
+
+    Each shard becomes one shard of the same name; with --bytes-max, samples are divided into shards of a new size.
+
+    It is an error if the format cannot hold everything, unless --allow-loss is given; --losses prints what each pair of
+    formats loses. After any interruption, the same command continues.
+
+    For example:
+
+        penstock convert s3://bucket/tars/ s3://bucket/records/ --to tfrecord --key-field __key__
+        penstock convert ./small-tars ./tars --to tar --bytes-max 256MB --dry-run
+        penstock convert ./tfrecords ./tars --to tar --fields image/encoded=jpg,image/class/label=cls
+    """
+    from penstock.pack.converting import Conversion, ConvertOptions
+    from penstock.pack.options import advice
+    from penstock.pipeline import shards
+
+    given = connection.options()
+    described = shards(source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **given)
+    execution_options = execution.options(verify=writing.verify)
+    shard_bytes = None if bytes_max is None else parse_bytes(bytes_max, option="--bytes-max")
+    if shard_bytes is not None and (warning := advice(shard_bytes)) is not None:
+        print_message(f"penstock: {warning}")
+    options = ConvertOptions(to=to, bytes_max=shard_bytes, key_field=key_field, fields=fields, allow_loss=allow_loss)
+    with Conversion(described, destination, options, connection=given) as conversion:
+        plan = conversion.plan(append=writing.append, overwrite=writing.overwrite)
+        run_job(conversion, plan, execution_options, dry_run=dry_run, as_json=as_json)
 
 
 def run_job(
@@ -362,3 +398,14 @@ class PackReport(ProgressReport):
             f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
             f"{format_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenize:
+    """Calls the tokeniser on the text of a document."""
+
+    function: Callable[[str], Any]
+    field: str
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": self.function(sample[self.field])}

@@ -8,11 +8,9 @@ import json
 from base64 import b64encode
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
 from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import printable
@@ -32,20 +30,16 @@ _TEXT_MAX = 40
 
 @expand_groups
 def peek(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: a prefix, a pattern, or one shard.")],
+    url: str = argument("URL", "Shards: a prefix, a pattern, or one shard."),
     *,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Number of samples.")] = 5,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a contact sheet of the images: x.png or x.html."),
-    ] = None,
-    source_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="NAME", help="Format of the shards, if their names and first bytes do not show it."
-        ),
-    ] = None,
-    as_json: AsJson = False,
+    count: int = option("N", "Number of samples.", names=("--count", "-n"), default=5),
+    output: str | None = option(
+        "FILE", "Write a contact sheet of the images: x.png or x.html.", names=("--output", "-o")
+    ),
+    source_format: str | None = option(
+        "NAME", "Format of the shards, if their names and first bytes do not show it.", names=("--format",)
+    ),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Show the first samples at URL: keys, fields, sizes and values.

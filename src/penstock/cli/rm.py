@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores, expand_groups
-from penstock.cli.output import print_message, print_result
-from penstock.cli.progress import ProgressReport
+from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
+from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError
 
@@ -26,17 +23,13 @@ KEYS_AT_ONCE = 8000
 
 @expand_groups
 def rm(
-    url: Annotated[str, typer.Argument(metavar="URL", help="An object or a pattern; with --recursive, a folder.")],
+    url: str = argument("URL", "An object or a pattern; with --recursive, a folder."),
     *,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Remove everything below the folder.")] = False,
+    recursive: bool = flag("Remove everything below the folder.", names=("--recursive", "-r")),
     filters: FilterGroup,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
-    ] = False,
-    whole_bucket: Annotated[
-        bool, typer.Option("--whole-bucket", help="Allow URL to be a whole bucket, which is refused otherwise.")
-    ] = False,
-    as_json: AsJson = False,
+    dry_run: bool = flag("Print what would be removed, and remove nothing."),
+    whole_bucket: bool = flag("Allow URL to be a whole bucket, which is refused otherwise."),
+    as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Remove an object, the objects that a pattern names, or with --recursive everything below a folder.

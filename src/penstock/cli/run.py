@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import ConnectionGroup, expand_groups
-from penstock.cli.output import one_line, print_message
-from penstock.cli.progress import ProgressReport
+from penstock.cli.output import ProgressReport, one_line, print_message
 from penstock.errors import ConfigError
 from penstock.text.json_text import parse_json
 from penstock.text.sizes import format_bytes

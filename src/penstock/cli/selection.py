@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from penstock.cli.options import option
 from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError, ProtocolError
 from penstock.store.inflight import InFlight
 from penstock.text.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
@@ -31,18 +30,10 @@ _NO_SUCH_NAME = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 class FilterGroup:
     """The options that select keys."""
 
-    include: Annotated[
-        list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="Take only keys that match; may be repeated."),
-    ] = None
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="GLOB",
-            help="Leave out keys that match, even if they match --include; may be repeated.",
-        ),
-    ] = None
+    include: list[str] | None = option("GLOB", "Take only keys that match; may be repeated.")
+    exclude: list[str] | None = option(
+        "GLOB", "Leave out keys that match, even if they match --include; may be repeated."
+    )
 
 
 class KeyFilter:

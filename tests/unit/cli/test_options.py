@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-import typer
-
-from penstock.cli.options import ConnectionGroup, SourceConnectionGroup, Stores, expand_groups
+from penstock.cli.options import (
+    ConnectionGroup,
+    SourceConnectionGroup,
+    Stores,
+    argument,
+    expand_groups,
+    flag,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeGroup:
     """Two options, one of which is required."""
 
-    width: Annotated[int, typer.Option("--width")]
-    height: Annotated[int, typer.Option("--height")] = 2
+    width: int = option("N", "Pixels.", required=True)
+    height: int = option("N", "Pixels.", names=("--height", "-h"), default=2)
 
 
 def test_a_group_becomes_its_options() -> None:
@@ -24,18 +30,26 @@ def test_a_group_becomes_its_options() -> None:
     called: list[Any] = []
 
     @expand_groups
-    def command(name: str, *, before: bool = False, size: SizeGroup, after: bool = True) -> None:
+    def command(
+        name: str = argument("NAME", "A name."), *, before: bool = flag("Before."), size: SizeGroup, after: bool = True
+    ) -> None:
         """Help."""
         called.append((name, before, size, after))
 
     parameters = inspect.signature(command).parameters
     assert list(parameters) == ["name", "before", "width", "height", "after"]
     assert parameters["width"].default is inspect.Parameter.empty
+    assert parameters["name"].default is inspect.Parameter.empty
+    assert parameters["before"].default is False
     assert parameters["height"].default == 2
-    assert (
-        get_type_hints(command, include_extras=True)["height"]
-        == Annotated[int, parameters["height"].annotation.__metadata__[0]]
-    )
+    declared = {
+        name: hint.__metadata__[0]
+        for name, hint in get_type_hints(command, include_extras=True).items()
+        if name != "after"
+    }
+    names = [(each.default, *(each.param_decls or ())) for each in declared.values()]  # typer keeps the first one there
+    assert names == [(...,), ("--before",), ("--width",), ("--height", "-h")]
+    assert [each.metavar for each in declared.values()] == ["NAME", None, "N", "N"]
     assert command.__doc__ == "Help."
     command(name="a", before=True, width=1, height=3, after=False)
     assert called == [("a", True, SizeGroup(width=1, height=3), False)]
