@@ -5,19 +5,28 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 
-from penstock.cli.options import argument, expand_groups, flag, option
+from penstock.cli.options import Given, OptionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import print_message, print_result
 from penstock.errors import ConfigError
-from penstock.text.sizes import parse_bytes, parse_seconds
+from penstock.gateway.config import (
+    AccessPoint,
+    GatewayConfig,
+    LambdaConfig,
+    Setting,
+    WebhookConfig,
+    declared_settings,
+    flag_of,
+    flags_of,
+)
 
-if TYPE_CHECKING:
-    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, WebhookConfig
+_Config = TypeVar("_Config")
 
 gateway = typer.Typer(
     name="gateway",
@@ -26,129 +35,70 @@ gateway = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-FLAGS = {
-    "directory": "--upstream",
-    "read_write": "--read-write",
-    "host": "--host",
-    "port": "--port",
-    "domain": "--domain",
-    "region": "--region",
-    "workers": "--workers",
-    "cpu_affinity": "--cpu-affinity",
-    "keys_file": "--keys",
-    "tls_certificate": "--tls-certificate",
-    "tls_key": "--tls-key",
-    "limits.connections_max": "--connections-max",
-    "drain_s_max": "--drain-timeout",
-    "cache": "--cache",
-    "metadata_ttl_s": "--metadata-ttl",
-    "results": "--results",
-    "results_options.endpoint_url": "--results-endpoint-url",
-}
-"""Flags by the setting that they are: their names in messages about it."""
-
-POINT_FLAGS = {
-    "upstream": "--upstream",
-    "read_write": "--read-write",
-    "transform": "--transform",
-    "arguments": "--argument",
-    "time_s_max": "--timeout",
-    "memory_bytes_max": "--memory",
-    "processes": "--processes",
-    "handler": "--lambda",
-    "handler.handler": "--lambda",
-    "handler.code_dir": "--lambda-dir",
-    "handler.python": "--lambda-python",
-    "handler.memory_bytes_max": "--memory",
-    "handler.time_s_max": "--timeout",
-    "webhook": "--webhook",
-    "webhook.url": "--webhook",
-    "webhook.time_s_max": "--timeout",
-}
-"""The same of settings of the access point that flags describe."""
-
 CONFIG_FILE = option("FILE", "TOML file with access points and everything else.", names=("--config",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamGroup:
-    """The options that say what is served."""
-
-    upstream: str | None = option("URL", "What is served: s3://bucket/prefix/, a directory, https://...")
-    name: str | None = option("NAME", "Name of the bucket that clients see; default: the upstream's.")
-    endpoint_url: str | None = option("URL", "URL of the upstream's S3 endpoint; default: as for ls.")
-    upstream_region: str | None = option("NAME", "Region of the upstream's bucket.")
-    profile: str | None = option("NAME", "Profile in ~/.aws/config for the upstream.")
-    anonymous: bool = flag("Do not sign requests to the upstream, for public data.")
-    read_write: bool = flag("Let clients change objects; only without a transform.")
-
-    def options(self) -> dict[str, object]:
-        """Return the options of ``penstock.connect`` that were given."""
-        given = {
-            "endpoint_url": self.endpoint_url,
-            "region": self.upstream_region,
-            "profile": self.profile,
-            "anonymous": self.anonymous or None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+def options_of(kind: type, *paths: str) -> OptionGroup:
+    """Return the options for settings of a config, as the config declares them, by the paths of the settings."""
+    settings = declared_settings(kind)
+    return {path: _option_of(path, *settings[path]) for path in paths}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformGroup:
-    """The options that say what happens to objects while they are read."""
-
-    transform: str | None = option("NAME", "A built-in transform (tar2tfrecord, ...) or module:function.")
-    argument: list[str] | None = option("NAME=VALUE", "An argument of the transform; may be repeated.")
-    handler: str | None = option(
-        "MODULE:HANDLER", "An AWS Lambda handler of S3 Object Lambda, unchanged.", names=("--lambda",)
-    )
-    lambda_python: str | None = option("PATH", "Interpreter that has the handler's dependencies.")
-    lambda_dir: str | None = option("DIR", "Folder with the handler's module; default: this one.")
-    sam: str | None = option("FILE", "A SAM template, whose function is the handler; FILE:NAME names one.")
-    webhook: str | None = option("URL", "A webhook in MinIO's dialect that transforms objects.")
-    memory: str | None = option("SIZE", "Memory of one transform process, e.g. 2GiB.")
-    timeout: str | None = option("TIME", "Longest time for one result, e.g. 90s, 5min.")
-    processes: int | None = option("N", "Transform processes; default: one per processor.")
-    version_tag: str | None = option("TEXT", "Part of the results' ETags: changing it makes all results again.")
-    length: str | None = option("auto|stream|spool", "Send the first byte at once, or the length first.")
-    list_sizes: str | None = option(
-        "transform|known-only|source", "What listings do about sizes that are not known yet."
-    )
-
-    def is_given(self) -> bool:
-        """Return whether any of the options was given."""
-        return any(getattr(self, field.name) for field in fields(self))
+def _option_of(path: str, hint: Any, declared: Setting) -> tuple[Any, Any]:
+    names = (flag_of(path, declared),)
+    if hint is bool:
+        return bool, flag(declared.help, names=names)
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    kind: Any = int if hint is int and "_bytes" not in path else list[str] if get_origin(hint) is Mapping else str
+    return kind | None, option(declared.metavar or "|".join(choices), declared.help, names=names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointGroup:
-    """The options that say where and how the gateway listens."""
+_CONNECTION = "upstream_options."
+UPSTREAM: OptionGroup = {
+    **options_of(AccessPoint, "upstream", "name"),
+    f"{_CONNECTION}endpoint_url": (
+        str | None,
+        option("URL", "URL of the upstream's S3 endpoint; default: as for ls.", names=("--endpoint-url",)),
+    ),
+    f"{_CONNECTION}region": (
+        str | None,
+        option("NAME", "Region of the upstream's bucket.", names=("--upstream-region",)),
+    ),
+    f"{_CONNECTION}profile": (
+        str | None,
+        option("NAME", "Profile in ~/.aws/config for the upstream.", names=("--profile",)),
+    ),
+    f"{_CONNECTION}anonymous": (
+        bool,
+        flag("Do not sign requests to the upstream, for public data.", names=("--anonymous",)),
+    ),
+    **options_of(AccessPoint, "read_write"),
+}
+"""What is served."""
 
-    host: str | None = option("ADDRESS", "Address to listen on; default 127.0.0.1.")
-    port: int | None = option("PORT", "Port to listen on; default 9000, 0 takes a free one.")
-    domain: str | None = option("NAME", "Domain whose subdomains are buckets, e.g. s3.example.com.")
-    region: str | None = option("NAME", "Region that signatures must name; default: any.")
-    workers: int | None = option("N", "Processes that share the port; default 1.")
-    keys: str | None = option("FILE", "File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS.")
-    tls_certificate: str | None = option("FILE", "Certificate chain in PEM; SIGHUP reloads it.")
-    tls_key: str | None = option("FILE", "Key of the certificate.")
-    status: str | None = option("loopback|metrics|everyone", "Who may see /-/metrics and the page /-/.")
-    log_format: str | None = option("lines|json", "Form of the log on stderr.")
-    cpu_affinity: str | None = option(
-        "auto|one|all", "Whether a process stays on one processor; auto: unless an upstream is read by TLS."
-    )
-    connections_max: int | None = option("N", "Open connections of one process.")
-    drain_timeout: str | None = option("TIME", "Time for transfers under way at the end; default 30s.")
+TRANSFORM: OptionGroup = {
+    **options_of(AccessPoint, "transform", "arguments", "handler.handler", "handler.python", "handler.code_dir"),
+    "sam": (str | None, option("FILE", "A SAM template, whose function is the handler; FILE:NAME names one.")),
+    **options_of(AccessPoint, "webhook.url", "memory_bytes_max", "time_s_max", "processes", "version"),
+    **options_of(AccessPoint, "length", "list_sizes"),
+}
+"""What happens to objects while they are read."""
 
+ENDPOINT = options_of(
+    GatewayConfig, "host", "port", "domain", "region", "workers", "keys_file", "tls_certificate", "tls_key", "status",
+    "log_format", "cpu_affinity", "limits.connections_max", "drain_s_max",
+)  # fmt: skip
+"""Where and how the gateway listens."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepingGroup:
-    """The options that say what is kept, and for how long."""
-
-    cache: str | None = option("PATH:SIZE", "The node's cache, or none; default 10GB below ~/.cache.")
-    metadata_ttl: str | None = option("TIME", "Time for which versions are not checked again; default 0.")
-    results: str | None = option("URL", "Prefix that keeps finished results for all gateways.")
-    results_endpoint_url: str | None = option("URL", "URL of its S3 endpoint; default: that of the upstream.")
+RESULTS_ENDPOINT = "results_options.endpoint_url"
+KEEPING: OptionGroup = {
+    **options_of(GatewayConfig, "cache", "metadata_ttl_s", "results"),
+    RESULTS_ENDPOINT: (
+        str | None,
+        option("URL", "URL of its S3 endpoint; default: that of the upstream.", names=("--results-endpoint-url",)),
+    ),
+}
+"""What is kept, and for how long."""
 
 
 @gateway.callback()
@@ -157,10 +107,10 @@ def serve(
     context: typer.Context,
     *,
     config: str | None = CONFIG_FILE,
-    upstream: UpstreamGroup,
-    transform: TransformGroup,
-    endpoint: EndpointGroup,
-    keeping: KeepingGroup,
+    upstream: Given = UPSTREAM,
+    transform: Given = TRANSFORM,
+    endpoint: Given = ENDPOINT,
+    keeping: Given = KEEPING,
 ) -> None:
     """Serve a store as an S3 endpoint, and transform objects while they are read.
 
@@ -239,106 +189,135 @@ def check(config: str = option("FILE", "TOML file to check.", required=True)) ->
 
 def make_config(
     config: str | None,
-    upstream: UpstreamGroup | None = None,
+    upstream: Given | None = None,
     *,
-    transform: TransformGroup | None = None,
-    endpoint: EndpointGroup | None = None,
-    keeping: KeepingGroup | None = None,
+    transform: Given | None = None,
+    endpoint: Given | None = None,
+    keeping: Given | None = None,
 ) -> GatewayConfig:
     """Return the configuration that a file and flags describe; flags take precedence.
+
+    Args:
+        config: Path of the file; None if there is none.
+        upstream: What was given of the options of ``UPSTREAM``.
+        transform: The same of ``TRANSFORM``.
+        endpoint: The same of ``ENDPOINT``.
+        keeping: The same of ``KEEPING``.
 
     Raises:
         ConfigError: A flag or a key of the file is not valid, or both describe access points.
     """
-    from penstock.gateway.config import GatewayConfig
     from penstock.gateway.serving.toml_file import read_toml
 
-    upstream, transform = upstream or UpstreamGroup(), transform or TransformGroup()
-    endpoint, keeping = endpoint or EndpointGroup(), keeping or KeepingGroup()
+    upstream, transform = upstream or {}, transform or {}
+    given = {**(endpoint or {}), **(keeping or {})}
+    flags = {**flags_of(GatewayConfig), RESULTS_ENDPOINT: "--results-endpoint-url"}
     if config is None:
-        made = _served_by_flags(upstream, transform, GatewayConfig())
-        flags = FLAGS | {
-            f"access_points.{point.name}.{name}": flag
-            for point in made.access_points
-            for name, flag in POINT_FLAGS.items()
-        }
+        made = _served_by_flags(upstream, transform)
+        for point in made.access_points:
+            flags |= {f"access_points.{point.name}.{path}": name for path, name in flags_of(AccessPoint).items()}
     else:
-        if upstream != UpstreamGroup() or transform.is_given():
+        if upstream or transform:
             raise ConfigError(
                 "--config cannot be combined with the options of one access point, such as --upstream",
                 hint="write [access_points.NAME] in the file",
             )
         made = read_toml(config)
-        flags = {name: flag for name, flag in FLAGS.items() if _is_given(flag, endpoint) or _is_given(flag, keeping)}
+        flags = {path: flags[path] for path in given}
     made = replace(made, names=replace(made.names, flags=flags))
-    made = replace(made, **_endpoint_values(endpoint, made))
-    return replace(made, **_keeping_values(keeping, upstream, made))
+    options = _results_options(given, upstream, made)
+    if "://" not in given.get("results", "://"):
+        given["results"] = _absolute(given["results"])
+    given.pop(RESULTS_ENDPOINT, None)
+    made = replace(made, results_options=options)
+    return _with(made, _values(GatewayConfig, given))
 
 
-def _is_given(flag: str, group: EndpointGroup | KeepingGroup) -> bool:
-    return getattr(group, flag.removeprefix("--").replace("-", "_"), None) is not None
+def _values(kind: type, given: Given) -> dict[str, Any]:
+    """Return the values of settings, by their paths, for what their flags were given."""
+    from penstock.gateway.serving.toml_file import flag_value
 
-
-def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config: GatewayConfig) -> GatewayConfig:
-    if upstream.upstream is None:
-        raise ConfigError("there is nothing to serve", hint="--upstream s3://bucket, a directory, or --config FILE")
-    is_path = "://" not in upstream.upstream
-    if is_path and not transform.is_given() and upstream.name is None:
-        if upstream.options():
-            raise ConfigError(
-                f"{upstream.upstream} is a directory, and {next(iter(upstream.options()))} is an option of S3"
-            )
-        folder = str(Path(upstream.upstream).expanduser().absolute())
-        return replace(config, directory=folder, read_write=upstream.read_write)
-    return replace(config, access_points=(_access_point(upstream, transform),))
-
-
-def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessPoint:
-    from penstock.gateway.config import AccessPoint
-
-    assert upstream.upstream is not None
-    url = upstream.upstream if "://" in upstream.upstream else str(Path(upstream.upstream).expanduser().absolute())
-    handler, webhook = _handler(transform), _webhook(transform)
-    is_called = handler is not None or webhook is not None  # then a limit is that of one call; waiting comes on top
-    if not is_called and not transform.transform:
-        _refuse_limits(transform)
-    seconds = None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout")
-    values: dict[str, Any] = {
-        "transform": transform.transform,
-        "version": transform.version_tag,
-        "length": _choice("--length", transform.length, ("auto", "stream", "spool")),
-        "list_sizes": _choice("--list-sizes", transform.list_sizes, ("transform", "known-only", "source")),
-        "processes": transform.processes,
-        "time_s_max": None if is_called else seconds,
-        "memory_bytes_max": None if transform.memory is None else parse_bytes(transform.memory, option="--memory"),
-        "handler": handler,
-        "webhook": webhook,
+    settings = declared_settings(kind)
+    return {
+        path: dict(map(_argument, value))
+        if path == "arguments"
+        else flag_value(path, settings[path][0], value, flag_of(path, settings[path][1]))
+        for path, value in given.items()
     }
+
+
+def _with(config: _Config, values: Mapping[str, Any]) -> _Config:
+    """Return a config with other values of the settings at some paths."""
+    changes: dict[str, Any] = {}
+    for path, value in values.items():
+        name, _, inner = path.partition(".")
+        changes[name] = _with(changes.get(name, getattr(config, name)), {inner: value}) if inner else value
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _served_by_flags(upstream: Given, transform: Given) -> GatewayConfig:
+    url = upstream.get("upstream")
+    if url is None:
+        raise ConfigError("there is nothing to serve", hint="--upstream s3://bucket, a directory, or --config FILE")
+    if "://" not in url and not transform and "name" not in upstream:
+        if options := _connection(upstream):
+            raise ConfigError(f"{url} is a directory, and {next(iter(options))} is an option of S3")
+        return GatewayConfig(directory=_absolute(url), read_write=upstream.get("read_write", False))
+    return GatewayConfig(access_points=(_access_point(upstream, transform),))
+
+
+def _connection(upstream: Given) -> dict[str, Any]:
+    """Return the options of ``penstock.connect`` that were given."""
+    return {path.removeprefix(_CONNECTION): value for path, value in upstream.items() if path.startswith(_CONNECTION)}
+
+
+def _access_point(upstream: Given, transform: Given) -> AccessPoint:
+    url = upstream["upstream"] if "://" in upstream["upstream"] else _absolute(upstream["upstream"])
+    sam = transform.get("sam")
+    values = _values(AccessPoint, {path: value for path, value in transform.items() if path != "sam"})
+    own = {path: value for path, value in values.items() if "." not in path}
+    limits: Given = {name: values[name] for name in ("memory_bytes_max", "time_s_max") if name in values}
+    handler = _handler(values, limits) if sam is None else _sam_handler(sam, values, limits)
+    webhook = None
+    if "webhook.url" in values:
+        webhook = WebhookConfig(url=values["webhook.url"])
+        webhook = replace(webhook, time_s_max=limits.get("time_s_max", webhook.time_s_max))
+    if handler is not None or webhook is not None:
+        own.pop("time_s_max", None)  # it is the limit of one call; waiting comes on top
+    elif "transform" not in own:
+        _refuse_limits(own)
     return AccessPoint(
-        name=upstream.name or _name_of(url),
+        name=upstream.get("name") or _name_of(url),
         upstream=url,
-        upstream_options=upstream.options(),
-        arguments=dict(_argument(text) for text in transform.argument or ()),
-        read_write=upstream.read_write,
-        **{name: value for name, value in values.items() if value is not None},
+        upstream_options=_connection(upstream),
+        handler=handler,
+        webhook=webhook,
+        read_write=upstream.get("read_write", False),
+        **own,
     )
 
 
-def _refuse_limits(transform: TransformGroup) -> None:
+def _refuse_limits(values: Given) -> None:
     """Refuse flags that have no effect without a transform."""
-    for name in ("timeout", "processes", "memory", "version_tag", "length", "list_sizes"):
-        if getattr(transform, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is for a transform, but there is none", hint="--transform tar2tfrecord")
+    for path in values:
+        if path != "arguments":
+            name = flags_of(AccessPoint)[path]
+            raise ConfigError(f"{name} is for a transform, but there is none", hint="--transform tar2tfrecord")
 
 
 def _name_of(url: str) -> str:
     """Return the name of an upstream's bucket, or of its directory."""
+    from penstock.gateway.serving.checks import NAME
+
     scheme, _, rest = url.rpartition("://")
     found = rest.split("/")[0] if scheme == "s3" else ""
     if not scheme or scheme == "file":
         found = re.sub(r"[^a-z0-9-]+", "-", Path(rest).name.lower()).strip("-")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", found):
+    if not NAME.fullmatch(found):
         reason = f"{found!r} of the upstream {url} is no name of a bucket" if found else f"the upstream {url} has none"
         raise ConfigError(f"the access point needs a name, and {reason}", hint="--name train")
     return found
@@ -351,97 +330,33 @@ def _argument(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _handler(transform: TransformGroup) -> LambdaConfig | None:
-    from penstock.gateway.config import LambdaConfig
-
-    if transform.sam is not None:
-        return _sam_handler(transform)
-    if transform.handler is None:
-        for option, value in (("--lambda-python", transform.lambda_python), ("--lambda-dir", transform.lambda_dir)):
-            if value is not None:
-                raise ConfigError(f"{option} needs a handler", hint="--lambda module:handler")
+def _handler(values: Given, limits: Given) -> LambdaConfig | None:
+    own = {path.removeprefix("handler."): value for path, value in values.items() if path.startswith("handler.")}
+    if "handler" not in own:
+        for path in own:
+            raise ConfigError(f"{flags_of(LambdaConfig)[path]} needs a handler", hint="--lambda module:handler")
         return None
-    values: dict[str, Any] = {"handler": transform.handler}
-    values["code_dir"] = str(Path(transform.lambda_dir or ".").expanduser().absolute())
-    if transform.lambda_python is not None:
-        values["python"] = str(Path(transform.lambda_python).expanduser().absolute())
-    if transform.memory is not None:
-        values["memory_bytes_max"] = parse_bytes(transform.memory, option="--memory")
-    if transform.timeout is not None:
-        values["time_s_max"] = parse_seconds(transform.timeout, option="--timeout")
-    return LambdaConfig(**values)
+    for name, path in {"code_dir": ".", **own}.items():
+        own[name] = path if name == "handler" else _absolute(path)
+    return LambdaConfig(**own, **limits)
 
 
-def _sam_handler(transform: TransformGroup) -> LambdaConfig:
+def _sam_handler(template: str, values: Given, limits: Given) -> LambdaConfig:
     from penstock.gateway.aws_lambda import lambda_config_of
 
-    if transform.handler is not None:
+    if "handler.handler" in values:
         raise ConfigError(
             "--sam and --lambda cannot be combined: the template names the handler", hint="--sam template.yaml:Function"
         )
-    made = lambda_config_of(transform.sam or "", python=transform.lambda_python)
-    if transform.memory is not None:
-        made = replace(made, memory_bytes_max=parse_bytes(transform.memory, option="--memory"))
-    if transform.timeout is not None:
-        made = replace(made, time_s_max=parse_seconds(transform.timeout, option="--timeout"))
-    return made
+    return replace(lambda_config_of(template, python=values.get("handler.python")), **limits)
 
 
-def _webhook(transform: TransformGroup) -> WebhookConfig | None:
-    from penstock.gateway.config import WebhookConfig
-
-    if transform.webhook is None:
-        return None
-    if transform.timeout is None:
-        return WebhookConfig(url=transform.webhook)
-    return WebhookConfig(url=transform.webhook, time_s_max=parse_seconds(transform.timeout, option="--timeout"))
-
-
-def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str, Any]:
-    limits = None
-    if endpoint.connections_max is not None:
-        limits = replace(config.limits, connections_max=endpoint.connections_max)
-    drain = endpoint.drain_timeout
-    values = {
-        "host": endpoint.host,
-        "port": endpoint.port,
-        "domain": endpoint.domain,
-        "region": endpoint.region,
-        "workers": endpoint.workers,
-        "keys_file": endpoint.keys,
-        "tls_certificate": endpoint.tls_certificate,
-        "tls_key": endpoint.tls_key,
-        "status": _choice("--status", endpoint.status, ("loopback", "metrics", "everyone")),
-        "log_format": _choice("--log-format", endpoint.log_format, ("lines", "json")),
-        "cpu_affinity": _choice("--cpu-affinity", endpoint.cpu_affinity, ("auto", "one", "all")),
-        "drain_s_max": None if drain is None else parse_seconds(drain, option="--drain-timeout"),
-        "limits": limits,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _keeping_values(keeping: KeepingGroup, upstream: UpstreamGroup, config: GatewayConfig) -> dict[str, Any]:
-    ttl, results = keeping.metadata_ttl, keeping.results
+def _results_options(given: Given, upstream: Given, config: GatewayConfig) -> dict[str, Any]:
+    """Return how the bucket of results is reached: as the upstream, unless the flags say otherwise."""
     options = dict(config.results_options)
-    if results is not None:
-        if "://" not in results:
-            results = str(Path(results).expanduser().absolute())
-        elif results.startswith("s3://") and upstream.endpoint_url is not None:
-            options["endpoint_url"] = upstream.endpoint_url
-        if results.startswith("s3://") and upstream.profile is not None:
-            options["profile"] = upstream.profile
-    if keeping.results_endpoint_url is not None:
-        options["endpoint_url"] = keeping.results_endpoint_url
-    values = {
-        "cache": keeping.cache,
-        "metadata_ttl_s": None if ttl is None else parse_seconds(ttl, option="--metadata-ttl"),
-        "results": results,
-        "results_options": options,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _choice(option: str, value: str | None, choices: tuple[str, ...]) -> str | None:
-    if value is not None and value not in choices:
-        raise ConfigError(f"{option} {value!r} must be one of {', '.join(choices)}")
-    return value
+    if given.get("results", "").startswith("s3://"):
+        given_too = _connection(upstream)
+        options |= {name: given_too[name] for name in ("endpoint_url", "profile") if name in given_too}
+    if RESULTS_ENDPOINT in given:
+        options["endpoint_url"] = given[RESULTS_ENDPOINT]
+    return options

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.gateway import CONFIG_FILE, KeepingGroup, TransformGroup, UpstreamGroup, make_config
-from penstock.cli.options import AS_JSON, argument, expand_groups, flag, option
+from penstock.cli.gateway import CONFIG_FILE, KEEPING, TRANSFORM, UPSTREAM, make_config
+from penstock.cli.options import AS_JSON, Given, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
@@ -35,9 +35,9 @@ def fill(
     ),
     *,
     config: str | None = CONFIG_FILE,
-    upstream: UpstreamGroup,
-    transform: TransformGroup,
-    keeping: KeepingGroup,
+    upstream: Given = UPSTREAM,
+    transform: Given = TRANSFORM,
+    keeping: Given = KEEPING,
     source: list[str] | None = option(
         "PATTERN",
         "A key, a prefix ending with a slash, or a pattern such as '**/*.tar'; may be repeated; default: all.",
@@ -161,9 +161,9 @@ PLACE = option("cache|results", "Only the node's cache, or only the bucket.")
 def ls(
     *,
     config: str | None = CONFIG_FILE,
-    upstream: UpstreamGroup,
-    transform: TransformGroup,
-    keeping: KeepingGroup,
+    upstream: Given = UPSTREAM,
+    transform: Given = TRANSFORM,
+    keeping: Given = KEEPING,
     place: str | None = PLACE,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -192,9 +192,9 @@ def ls(
 def gc(
     *,
     config: str | None = CONFIG_FILE,
-    upstream: UpstreamGroup,
-    transform: TransformGroup,
-    keeping: KeepingGroup,
+    upstream: Given = UPSTREAM,
+    transform: Given = TRANSFORM,
+    keeping: Given = KEEPING,
     place: str | None = PLACE,
     older_than: str | None = option("TIME", "Also results unused, or stored in the bucket, for longer: 30d."),
     bytes_max: str | None = option("SIZE", "Also the oldest results of a place that has more than SIZE."),
@@ -246,9 +246,7 @@ def gc(
         print_message("nothing was removed; --remove removes it")
 
 
-def _config(
-    path: str | None, upstream: UpstreamGroup, *, transform: TransformGroup, keeping: KeepingGroup
-) -> GatewayConfig:
+def _config(path: str | None, upstream: Given, *, transform: Given, keeping: Given) -> GatewayConfig:
     """Return the configuration; one without access points if no flag names any.
 
     Raises:
@@ -257,10 +255,10 @@ def _config(
     from penstock.gateway.serving.checks import check_config
     from penstock.gateway.serving.startup import with_defaults
 
-    if path is None and upstream == UpstreamGroup():
-        if transform.is_given():
+    if path is None and not upstream:
+        if transform:
             raise ConfigError("a transform without --upstream says nothing about results", hint="--upstream URL")
-        made = make_config(None, replace(upstream, upstream="/", name="none"), keeping=keeping)
+        made = make_config(None, {"upstream": "/", "name": "none"}, keeping=keeping)
         return with_defaults(replace(made, access_points=()))
     made = with_defaults(make_config(path, upstream, transform=transform, keeping=keeping))
     check_config(made)

@@ -1,7 +1,7 @@
 """Options that several commands take, declared once, and the stores that the connection options name.
 
-A command takes related options as one parameter, whose type is a frozen dataclass: a *group*. ``expand_groups`` gives typer
-one option for each field of a group, and the command an instance of it.
+A command takes related options as one parameter, a *group*. Its type is a frozen dataclass, or its default an ``OptionGroup``.
+``expand_groups`` gives typer one option for each field or name of a group, and the command an instance of the class, or a dict.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_type_hints
 from urllib.parse import unquote
 
 import typer
@@ -61,6 +61,12 @@ def flag(help: str, **settings: Any) -> Any:  # noqa: A002 - typer's word
     return option(None, help, **{"default": False, **settings})
 
 
+OptionGroup: TypeAlias = dict[str, tuple[Any, Any]]
+"""Options by name, each with its type and declaration; a group that is no class. A command gets those that were given."""
+
+Given: TypeAlias = dict[str, Any]
+"""Values of the options of an ``OptionGroup`` that were given, by their names."""
+
 AS_JSON = flag("Print JSON, one object per line.", names=("--json",))
 CACHE = option("PATH:SIZE", "Cache what is read on this node's disk, e.g. /nvme/penstock:200GB.")
 
@@ -68,30 +74,39 @@ CACHE = option("PATH:SIZE", "Cache what is read on this node's disk, e.g. /nvme/
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give typer the declarations of `command` as it reads them, and one parameter for each field of a group."""
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type, tuple[str, ...]]] = {}
+    groups: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if not is_dataclass(parameter.annotation):
+        options: OptionGroup
+        group: Any = parameter.annotation
+        if isinstance(parameter.default, dict):
+            group, options = _given, parameter.default
+        elif is_dataclass(group):
+            hints = get_type_hints(group, include_extras=True)
+            options = {each.name: (hints[each.name], each) for each in fields(group)}
+        else:
             parameters.append(_expanded(parameter, parameter.default))
             continue
-        group: Any = parameter.annotation
-        hints = get_type_hints(group, include_extras=True)
-        groups[parameter.name] = group, tuple(hints)
-        keyword = inspect.Parameter.KEYWORD_ONLY
+        names = {name.replace(".", "__"): name for name in options}
+        groups[parameter.name] = group, names
         parameters += [
-            _expanded(inspect.Parameter(each.name, keyword, annotation=hints[each.name]), each)
-            for each in fields(group)
+            _expanded(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint), declared)
+            for name, (hint, declared) in zip(names, options.values(), strict=True)
         ]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        for name, (group, names) in groups.items():
-            values[name] = group(**{each: values.pop(each) for each in names})
+        for parameter, (group, names) in groups.items():
+            values[parameter] = group(**{name: values.pop(own) for own, name in names.items()})
         command(**values)
 
     del expanded.__wrapped__  # typer would read the signature of what it wraps
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def _given(**values: Any) -> Given:
+    return {name: value for name, value in values.items() if value not in (None, []) and value is not False}
 
 
 def _expanded(parameter: inspect.Parameter, declared: Any) -> inspect.Parameter:

@@ -2,14 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping  # noqa: TC003 - settings are read by their types
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.config import GIB, MIB, is_variable
+from penstock.config import GIB, KIB, MIB, is_variable
 from penstock.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+DAY_S = 86400
+REGION = r"[a-z0-9-]{1,64}"
+TOKEN = r"[\x21-\x7e]+(?: [\x21-\x7e]+)?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is declared of a setting beside its name, type and default: its flag, and what values it may have.
+
+    The end of a setting's name is its unit: a text for one that ends with ``_bytes_max`` or ``_bytes_per_s_min`` is a size
+    such as ``"4GiB"``, and for one that ends with ``_s`` or ``_s_max`` a duration such as ``"90s"``.
+
+    Attributes:
+        flag: Flag of the setting; empty if it has none, or if it is its name with dashes.
+        metavar: What stands for the value in the help text of the flag.
+        help: Help text of the flag; empty if another setting or the command has it.
+        low: Smallest number; None if it is no number, or has no bounds.
+        high: Largest number; None for no bound.
+        opened: Whether `low` itself is excluded.
+        pattern: Regular expression that the text, or each of a list of texts, matches unless it is empty.
+        what: What is said of a value that the pattern does not match.
+        hint: The hint about it, or about a path that is not there.
+        path: What the text is a path of; relative ones in a file are relative to its folder. A ``url`` may also be a URL.
+        is_secret: Whether the value is never shown.
+    """
+
+    flag: str = ""
+    metavar: str = ""
+    help: str = ""
+    low: float | None = None
+    high: float | None = None
+    opened: bool = False
+    pattern: str = ""
+    what: str = ""
+    hint: str = ""
+    path: Literal["", "file", "folder", "url", "any"] = ""
+    is_secret: bool = False
+
+
+def setting(default: Any = MISSING, *, factory: Any = MISSING, **declared: Any) -> Any:
+    """Declare a setting as a field of a config.
+
+    Args:
+        default: The default; without it and without a `factory`, the setting must be given.
+        factory: Makes the default.
+        declared: Attributes of ``Setting``.
+    """
+    kept = {"setting": Setting(**declared)}
+    return field(default=default, default_factory=factory, repr=not declared.get("is_secret"), metadata=kept)
+
+
+@cache
+def types_of(kind: type) -> dict[str, Any]:
+    """Return the types of a config's settings by name."""
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind) if each.metadata.get("is_setting", True)}
+
+
+@cache
+def declared_settings(kind: type) -> dict[str, tuple[Any, Setting]]:
+    """Return type and declaration of each setting by its path, e.g. ``limits.idle_s_max``; those in tables included."""
+    found: dict[str, tuple[Any, Setting]] = {}
+    declared = {each.name: each.metadata.get("setting", Setting()) for each in fields(kind)}
+    for name, hint in types_of(kind).items():
+        found[name] = hint, declared[name]
+        for each in (hint, *get_args(hint)):
+            if hasattr(each, "__dataclass_fields__") and get_origin(hint) is not tuple:
+                found |= {f"{name}.{inner}": one for inner, one in declared_settings(each).items()}
+    return found
+
+
+def flags_of(kind: type) -> dict[str, str]:
+    """Return the flags of a config's settings by their paths."""
+    return {path: flag for path, (_, each) in declared_settings(kind).items() if (flag := flag_of(path, each))}
+
+
+def flag_of(path: str, declared: Setting) -> str:
+    """Return the flag of a setting; empty if it has none."""
+    return declared.flag or (declared.help and f"--{path.rpartition('.')[2].replace('_', '-')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +114,30 @@ class LambdaConfig:
         ConfigError: No environment can hold one of the variables.
     """
 
-    handler: str
-    code_dir: str = "."
-    python: str | None = None
-    memory_bytes_max: int = 1 * GIB
-    time_s_max: float = 60.0
+    handler: str = setting(
+        flag="--lambda",
+        metavar="MODULE:HANDLER",
+        help="An AWS Lambda handler of S3 Object Lambda, unchanged.",
+        pattern=r"[\w./-]+[.:]\w+",
+        what="is not module.function or module:function",
+    )
+    code_dir: str = setting(
+        ".",
+        flag="--lambda-dir",
+        metavar="DIR",
+        help="Folder with the handler's module; default: this one.",
+        path="folder",
+        hint="it is not created",
+    )
+    python: str | None = setting(
+        None,
+        flag="--lambda-python",
+        metavar="PATH",
+        help="Interpreter that has the handler's dependencies.",
+        path="any",
+    )
+    memory_bytes_max: int = setting(1 * GIB, flag="--memory", low=64 * MIB)
+    time_s_max: float = setting(60.0, flag="--timeout", low=0, high=900, opened=True)
     environment: Mapping[str, str] = field(default_factory=dict)
     payload: str = ""
     actions: tuple[str, ...] = ("GetObject",)
@@ -63,9 +161,15 @@ class WebhookConfig:
         varies_by: Parts of a request that the webhook is told beside its query, as in ``LambdaConfig``.
     """
 
-    url: str
-    token: str = field(default="", repr=False)
-    time_s_max: float = 60.0
+    url: str = setting(
+        flag="--webhook",
+        metavar="URL",
+        help="A webhook in MinIO's dialect that transforms objects.",
+        pattern=r"https?://.*",
+        what="is not an http:// or https:// URL",
+    )
+    token: str = setting("", pattern=TOKEN, what="is not one or two words of ASCII", is_secret=True)
+    time_s_max: float = setting(60.0, flag="--timeout", low=0, high=DAY_S, opened=True)
     varies_by: tuple[str, ...] | None = None
 
 
@@ -79,9 +183,14 @@ class WebhookServiceConfig:
         source_bytes_max: Size of the largest source, in bytes.
     """
 
-    token: str = field(default="", repr=False)
-    source_hosts: tuple[str, ...] = ()
-    source_bytes_max: int = 1024 * GIB
+    token: str = setting("", pattern=TOKEN, what="is not one or two words of ASCII", is_secret=True)
+    source_hosts: tuple[str, ...] = setting(
+        (),
+        pattern=r"[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?",
+        what="is not HOST or HOST:PORT",
+        hint="e.g. minio.example.com:9000, without http://",
+    )
+    source_bytes_max: int = setting(1024 * GIB, low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,29 +226,58 @@ class AccessPoint:
         read_write: Whether clients may change objects; allowed only without a transform.
     """
 
-    name: str
-    upstream: str
+    name: str = setting(metavar="NAME", help="Name of the bucket that clients see; default: the upstream's.")
+    upstream: str = setting(
+        metavar="URL",
+        help="What is served: s3://bucket/prefix/, a directory, https://...",
+        path="url",
+        hint="it is not created",
+    )
     upstream_options: Mapping[str, object] = field(default_factory=dict)
-    transform: str = ""
-    folder: str = "."
-    handler: LambdaConfig | None = None
-    webhook: WebhookConfig | None = None
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
+    transform: str = setting("", metavar="NAME", help="A built-in transform (tar2tfrecord, ...) or module:function.")
+    folder: str = setting(".", path="any")
+    handler: LambdaConfig | None = setting(None, flag="--lambda")
+    webhook: WebhookConfig | None = setting(None, flag="--webhook")
+    arguments: Mapping[str, str] = setting(
+        factory=dict,
+        flag="--argument",
+        metavar="NAME=VALUE",
+        help="An argument of the transform; may be repeated.",
+    )
+    version: str = setting(
+        "",
+        flag="--version-tag",
+        metavar="TEXT",
+        help="Part of the results' ETags: changing it makes all results again.",
+    )
     deterministic: bool | None = None
     epoch: str = ""
-    length: Literal["stream", "spool", "auto"] = "auto"
-    list_sizes: Literal["transform", "known-only", "source"] = "transform"
+    length: Literal["auto", "stream", "spool"] = setting(
+        "auto", help="Send the first byte at once, or the length first."
+    )
+    list_sizes: Literal["transform", "known-only", "source"] = setting(
+        "transform", help="What listings do about sizes that are not known yet."
+    )
     renamed_suffixes: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
-    region: str = "us-east-1"
-    account: str = "000000000000"
-    time_s_max: float = 300.0
-    memory_bytes_max: int = 4 * GIB
-    output_bytes_max: int = 1024 * GIB
-    processes: int = 0
-    calls_max: int = 0
-    read_write: bool = False
+    region: str = setting("us-east-1", pattern=REGION, what="is not a region", hint="e.g. us-east-1")
+    account: str = setting("000000000000", pattern=r"[0-9]{12}", what="must have 12 digits", hint="e.g. 000000000000")
+    time_s_max: float = setting(
+        300.0,
+        flag="--timeout",
+        metavar="TIME",
+        help="Longest time for one result, e.g. 90s, 5min.",
+        low=0,
+        high=DAY_S,
+        opened=True,
+    )
+    memory_bytes_max: int = setting(
+        4 * GIB, flag="--memory", metavar="SIZE", help="Memory of one transform process, e.g. 2GiB.", low=64 * MIB
+    )
+    output_bytes_max: int = setting(1024 * GIB, low=1)
+    processes: int = setting(0, metavar="N", help="Transform processes; default: one per processor.", low=0, high=1024)
+    calls_max: int = setting(0, low=0)
+    read_write: bool = setting(False, help="Let clients change objects; only without a transform.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +316,13 @@ class GatewayLimits:
         body_bytes_max: Largest body, in bytes, of a request that is not streamed to a store, e.g. a list of keys.
     """
 
-    connections_max: int = 4096
-    header_bytes_max: int = 16 * 1024
-    header_s_max: float = 20.0
-    idle_s_max: float = 75.0
-    bytes_per_s_min: int = 1024
-    stall_s_max: float = 30.0
-    body_bytes_max: int = 4 * MIB
+    connections_max: int = setting(4096, metavar="N", help="Open connections of one process.", low=1, high=1_000_000)
+    header_bytes_max: int = setting(16 * KIB, low=1 * KIB, high=1 * MIB)
+    header_s_max: float = setting(20.0, low=0, high=DAY_S, opened=True)
+    idle_s_max: float = setting(75.0, low=0, high=DAY_S, opened=True)
+    bytes_per_s_min: int = setting(1 * KIB, low=0, high=1 * GIB)
+    stall_s_max: float = setting(30.0, low=0, high=DAY_S, opened=True)
+    body_bytes_max: int = setting(4 * MIB, low=64 * KIB, high=1 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,26 +362,77 @@ class GatewayConfig:
     """
 
     access_points: tuple[AccessPoint, ...] = ()
-    directory: str = ""
-    read_write: bool = False
-    host: str = "127.0.0.1"
-    port: int = 9000
-    domain: str = ""
-    region: str = ""
-    workers: int = 1
-    cache: str = ""
-    metadata_ttl_s: float = 0.0
-    results: str = ""
+    directory: str = setting("", flag="--upstream", path="folder", hint="it is not created")
+    read_write: bool = setting(False, flag="--read-write")
+    host: str = setting("127.0.0.1", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+    port: int = setting(
+        9000, metavar="PORT", help="Port to listen on; default 9000, 0 takes a free one.", low=0, high=65535
+    )
+    domain: str = setting(
+        "",
+        metavar="NAME",
+        help="Domain whose subdomains are buckets, e.g. s3.example.com.",
+        pattern=r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,62})(?:\.[a-z0-9-]{1,63})*(?::[0-9]{1,5})?",
+        what="is not a host name",
+        hint="e.g. s3.example.com, in lower case",
+    )
+    region: str = setting(
+        "",
+        metavar="NAME",
+        help="Region that signatures must name; default: any.",
+        pattern=REGION,
+        what="is not a region",
+        hint="e.g. us-east-1; empty accepts all",
+    )
+    workers: int = setting(1, metavar="N", help="Processes that share the port; default 1.", low=1, high=256)
+    cache: str = setting("", metavar="PATH:SIZE", help="The node's cache, or none; default 10GB below ~/.cache.")
+    metadata_ttl_s: float = setting(
+        0.0,
+        flag="--metadata-ttl",
+        metavar="TIME",
+        help="Time for which versions are not checked again; default 0.",
+        low=0,
+    )
+    results: str = setting(
+        "",
+        metavar="URL",
+        help="Prefix that keeps finished results for all gateways.",
+        path="url",
+        hint="it is not created",
+    )
     results_options: Mapping[str, Any] = field(default_factory=dict)
-    tls_certificate: str = ""
-    tls_key: str = ""
+    tls_certificate: str = setting("", metavar="FILE", help="Certificate chain in PEM; SIGHUP reloads it.", path="file")
+    tls_key: str = setting("", metavar="FILE", help="Key of the certificate.", path="file")
     presigned_version_2: bool = True
-    keys_file: str = ""
-    log_format: Literal["lines", "json"] = "lines"
-    cpu_affinity: Literal["auto", "one", "all"] = "auto"
-    status: Literal["loopback", "metrics", "everyone"] = "loopback"
-    cors_origins: tuple[str, ...] = ()
-    drain_s_max: float = 30.0
+    keys_file: str = setting(
+        "",
+        flag="--keys",
+        metavar="FILE",
+        help="File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS.",
+        path="file",
+        hint="lines such as ACCESS:SECRET:ro",
+    )
+    log_format: Literal["lines", "json"] = setting("lines", help="Form of the log on stderr.")
+    cpu_affinity: Literal["auto", "one", "all"] = setting(
+        "auto", help="Whether a process stays on one processor; auto: unless an upstream is read by TLS."
+    )
+    status: Literal["loopback", "metrics", "everyone"] = setting(
+        "loopback", help="Who may see /-/metrics and the page /-/."
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        pattern=r"https?://[a-z0-9.\[\]:-]+|\*",
+        what="is not an origin",
+        hint="https://example.org, without a path, or *",
+    )
+    drain_s_max: float = setting(
+        30.0,
+        flag="--drain-timeout",
+        metavar="TIME",
+        help="Time for transfers under way at the end; default 30s.",
+        low=0,
+        high=DAY_S,
+    )
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)
     names: SettingNames = field(default_factory=SettingNames, compare=False, repr=False, metadata={"is_setting": False})

@@ -10,26 +10,27 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.app import commands, run
-from penstock.cli.gateway import FLAGS, POINT_FLAGS, TransformGroup, UpstreamGroup, make_config
+from penstock.cli.gateway import make_config
 from penstock.errors import ConfigError
+from penstock.gateway.config import AccessPoint, GatewayConfig, flags_of
 
-UNUSED = [
-    {"timeout": "9s"},
-    {"processes": 2},
-    {"memory": "1GiB"},
-    {"version_tag": "2"},
-    {"length": "spool"},
-    {"list_sizes": "source"},
-]
+UNUSED = {
+    "--timeout": {"time_s_max": "9s"},
+    "--processes": {"processes": 2},
+    "--memory": {"memory_bytes_max": "1GiB"},
+    "--version-tag": {"version": "2"},
+    "--length": {"length": "spool"},
+    "--list-sizes": {"list_sizes": "source"},
+}
 
 
-@pytest.mark.parametrize("flags", UNUSED, ids=str)
-def test_limits_of_a_transform_that_is_not_there_are_refused(flags: dict[str, object]) -> None:
+@pytest.mark.parametrize("flag", UNUSED)
+def test_limits_of_a_transform_that_is_not_there_are_refused(flag: str) -> None:
     """A flag that would have no effect is an error that names it."""
-    upstream = UpstreamGroup(upstream="s3://bucket")
-    with pytest.raises(ConfigError, match=f"--{next(iter(flags)).replace('_', '-')} is for a transform"):
-        make_config(None, upstream, transform=TransformGroup(**flags))  # type: ignore[arg-type]
-    (point,) = make_config(None, upstream, transform=TransformGroup(transform="gzip", **flags)).access_points  # type: ignore[arg-type]
+    upstream = {"upstream": "s3://bucket"}
+    with pytest.raises(ConfigError, match=f"{flag} is for a transform"):
+        make_config(None, upstream, transform=UNUSED[flag])
+    (point,) = make_config(None, upstream, transform={"transform": "gzip", **UNUSED[flag]}).access_points
     assert point.transform == "gzip"
 
 
@@ -64,7 +65,7 @@ def test_wrong_values_are_named_by_their_flags(
 def test_flags_in_messages_exist() -> None:
     """Every flag that a message may name is one of the command."""
     options = {option for each in commands().commands["gateway"].params for option in each.opts}
-    assert options >= {*FLAGS.values(), *POINT_FLAGS.values()}
+    assert options >= {*flags_of(GatewayConfig).values(), *flags_of(AccessPoint).values()}
 
 
 def test_messages_name_the_flag_or_the_key_that_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import socket
 import stat
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import KIB, MIB, check_number, check_whole
+from penstock.config import check_number, check_whole
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import CALLER, HIDDEN_HEADERS
-from penstock.gateway.serving.values import suggestion
+from penstock.gateway.config import Setting
+from penstock.gateway.serving.toml_file import suggestion
 from penstock.system.private import others_can_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, SettingNames, WebhookConfig
+    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, SettingNames
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-WORKERS_MAX = 256
 UPSTREAM_OPTIONS: dict[str, type] = {
     "endpoint_url": str,
     "region": str,
@@ -38,13 +39,7 @@ UPSTREAM_OPTIONS: dict[str, type] = {
 """Options of ``penstock.connect`` that an access point may have."""
 
 ACTIONS = ("GetObject", "HeadObject", "ListObjects", "ListObjectsV2")
-_ACCOUNT = re.compile(r"[0-9]{12}")
-_REGION = re.compile(r"[a-z0-9-]{1,64}")
-_DOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,62})(?:\.[a-z0-9-]{1,63})*(?::[0-9]{1,5})?")
-_ORIGIN = re.compile(r"https?://[a-z0-9.\[\]:-]+")
-_HOST = re.compile(r"[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_TEXT = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)?")
 
 
 def check_config(config: GatewayConfig) -> None:
@@ -59,23 +54,20 @@ def check_config(config: GatewayConfig) -> None:
             hint="--upstream s3://bucket, --upstream DIRECTORY, or [access_points.NAME] in --config FILE",
         )
     names = config.names
-    _check_addresses(config)
-    _check_limits(config)
-    _check_tls(config)
-    if config.directory:
-        _check_folder(config.directory, names.of("directory"))
-    elif config.read_write:
+    if bool(config.tls_certificate) != bool(config.tls_key):
+        missing = "tls_key" if config.tls_certificate else "tls_certificate"
+        raise ConfigError(f"TLS needs a certificate and a key, and {names.of(missing)} is not given")
+    _check_declared(config, names.of)
+    _check_host(config)
+    if config.tls_key:
+        check_secret_file(config.tls_key, "the key of the TLS certificate")
+    if config.read_write and not config.directory:
         raise ConfigError(
             f"{names.of('read_write')}=true needs a directory, and none is configured",
             hint="set it in an access point",
         )
-    if config.keys_file and not Path(config.keys_file).is_file():
-        raise ConfigError(
-            f"{names.of('keys_file')}: {config.keys_file} is not a file", hint="lines such as ACCESS:SECRET:ro"
-        )
     _check_cache(config)
     _check_results(config)
-    _check_webhook_service(config)
     seen: set[str] = set()
     for point in config.access_points:
         if point.name in seen:
@@ -87,6 +79,37 @@ def check_config(config: GatewayConfig) -> None:
 def _name_in(names: SettingNames, point: str, setting: str = "") -> str:
     """Return the name of a setting of an access point, or that of the access point itself."""
     return names.of(f"access_points.{point}.{setting}".rstrip("."))
+
+
+def _check_declared(config: Any, named: Callable[[str], str]) -> None:
+    """Check each setting of a config, and of the configs in it, against what is declared of it."""
+    for each in fields(config):
+        value, declared, name = getattr(config, each.name), each.metadata.get("setting", Setting()), named(each.name)
+        if is_dataclass(value):
+            _check_declared(value, partial(_named_in, named, each.name))
+        if declared.low is not None and each.type == "float":
+            high = math.inf if declared.high is None else declared.high
+            check_number(name, value, declared.low, high, opened=declared.opened)
+        elif declared.low is not None:
+            check_whole(name, value, declared.low, declared.high)
+        elif declared.pattern and value != each.default:
+            for text in value if isinstance(value, tuple) else (value,):
+                if not re.fullmatch(declared.pattern, text):
+                    shown = "" if declared.is_secret else f": {text!r}" if isinstance(value, tuple) else f"={text!r}"
+                    raise ConfigError(f"{name}{shown} {declared.what}", hint=declared.hint or None)
+        elif value:
+            _check_path(value, declared, name)
+
+
+def _named_in(named: Callable[[str], str], table: str, setting: str) -> str:
+    return named(f"{table}.{setting}")
+
+
+def _check_path(path: str, declared: Setting, name: str) -> None:
+    if declared.path == "file" and not Path(path).is_file():
+        raise ConfigError(f"{name}: {path} is not a file", hint=declared.hint or None)
+    if (declared.path == "folder" or (declared.path == "url" and "://" not in path)) and not Path(path).is_dir():
+        raise ConfigError(f"{name}: {path} is not a directory", hint=declared.hint or None)
 
 
 def _check_cache(config: GatewayConfig) -> None:
@@ -117,8 +140,6 @@ def _check_results(config: GatewayConfig) -> None:
         return
     if config.results.startswith(("http://", "https://")):
         raise ConfigError(f"{place} can only be read", hint="e.g. s3://bucket/derived/")
-    if "://" not in config.results:
-        _check_folder(config.results, names.of("results"))
     if not config.cache:
         raise ConfigError(
             f"{names.of('results')} needs a cache, and the cache is switched off", hint="--cache PATH:SIZE"
@@ -132,18 +153,6 @@ def _check_results(config: GatewayConfig) -> None:
             )
 
 
-def _check_webhook_service(config: GatewayConfig) -> None:
-    service, names = config.webhook_service, config.names
-    _check_token(service.token, names.of("webhook_service.token"))
-    check_whole(names.of("webhook_service.source_bytes_max"), service.source_bytes_max, 1)
-    for host in service.source_hosts:
-        if not _HOST.fullmatch(host):
-            raise ConfigError(
-                f"{names.of('webhook_service.source_hosts')}: {host!r} is not HOST or HOST:PORT",
-                hint="e.g. minio.example.com:9000, without http://",
-            )
-
-
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches an address."""
     try:
@@ -152,64 +161,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_addresses(config: GatewayConfig) -> None:
-    names = config.names
-    check_whole(names.of("port"), config.port, 0, 65535)
-    check_whole(names.of("workers"), config.workers, 1, WORKERS_MAX)
+def _check_host(config: GatewayConfig) -> None:
     try:
         socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{names.of('host')}={config.host!r} is not an address of this machine: {reason}", hint="e.g. 127.0.0.1"
+            f"{config.names.of('host')}={config.host!r} is not an address of this machine: {reason}",
+            hint="e.g. 127.0.0.1",
         ) from None
-    if config.domain and not _DOMAIN.fullmatch(config.domain):
-        raise ConfigError(
-            f"{names.of('domain')}={config.domain!r} is not a host name", hint="e.g. s3.example.com, in lower case"
-        )
-    if config.region and not _REGION.fullmatch(config.region):
-        raise ConfigError(
-            f"{names.of('region')}={config.region!r} is not a region", hint="e.g. us-east-1; empty accepts all"
-        )
-    for origin in config.cors_origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"{names.of('cors_origins')}: {origin!r} is not an origin",
-                hint="https://example.org, without a path, or *",
-            )
-
-
-def _check_limits(config: GatewayConfig) -> None:
-    limits, names = config.limits, config.names
-    for field in fields(limits):
-        value, name = getattr(limits, field.name), names.of(f"limits.{field.name}")
-        if field.name.endswith("_s_max"):
-            check_number(name, value, 0, 86400, opened=True)
-        else:
-            low, high = _LIMITS.get(field.name, (1, 1024 * MIB))
-            check_whole(name, value, low, high)
-    check_number(names.of("drain_s_max"), config.drain_s_max, 0, 86400)
-    check_number(names.of("metadata_ttl_s"), config.metadata_ttl_s, 0)
-
-
-_LIMITS = {
-    "connections_max": (1, 1_000_000),
-    "header_bytes_max": (1 * KIB, 1 * MIB),
-    "body_bytes_max": (64 * KIB, 1024 * MIB),
-    "bytes_per_s_min": (0, 1024 * MIB),
-}
-
-
-def _check_tls(config: GatewayConfig) -> None:
-    if bool(config.tls_certificate) != bool(config.tls_key):
-        missing = "tls_key" if config.tls_certificate else "tls_certificate"
-        raise ConfigError(f"TLS needs a certificate and a key, and {config.names.of(missing)} is not given")
-    for name in ("tls_certificate", "tls_key"):
-        path = getattr(config, name)
-        if path and not Path(path).is_file():
-            raise ConfigError(f"{config.names.of(name)}: {path} is not a file")
-    if config.tls_key:
-        check_secret_file(config.tls_key, "the key of the TLS certificate")
 
 
 def check_secret_file(path: str, what: str) -> None:
@@ -224,11 +184,6 @@ def check_secret_file(path: str, what: str) -> None:
         raise ConfigError(f"{what} {path} has mode {mode:04o}: others can read or change it", hint=f"chmod 600 {path}")
 
 
-def _check_folder(path: str, what: str) -> None:
-    if not Path(path).is_dir():
-        raise ConfigError(f"{what}: {path} is not a directory", hint="it is not created")
-
-
 def _check_access_point(point: AccessPoint, named: Callable[..., str]) -> None:
     if not NAME.fullmatch(point.name):
         raise ConfigError(
@@ -238,18 +193,8 @@ def _check_access_point(point: AccessPoint, named: Callable[..., str]) -> None:
     if not point.upstream:
         raise ConfigError(f"{named('upstream')} is empty", hint="upstream = 's3://bucket/prefix/', or a directory")
     _check_options(point.upstream_options, named, "upstream_options")
-    if "://" not in point.upstream:
-        _check_folder(point.upstream, named("upstream"))
+    _check_declared(point, named)
     _check_kind(point, named)
-    if not _ACCOUNT.fullmatch(point.account):
-        raise ConfigError(f"{named('account')}={point.account!r} must have 12 digits", hint="e.g. 000000000000")
-    if not _REGION.fullmatch(point.region):
-        raise ConfigError(f"{named('region')}={point.region!r} is not a region", hint="e.g. us-east-1")
-    check_number(named("time_s_max"), point.time_s_max, 0, 86400, opened=True)
-    check_whole(named("memory_bytes_max"), point.memory_bytes_max, 64 * MIB)
-    check_whole(named("output_bytes_max"), point.output_bytes_max, 1)
-    check_whole(named("processes"), point.processes, 0, 1024)
-    check_whole(named("calls_max"), point.calls_max, 0)
     for old, new in point.renamed_suffixes.items():
         if not old or "/" in old or "/" in new:
             raise ConfigError(
@@ -275,15 +220,17 @@ def _check_kind(point: AccessPoint, named: Callable[..., str]) -> None:
         _check_transform(point, named)
     if point.handler:
         _check_handler(point.handler, named)
-    if point.webhook:
-        _check_webhook(point.webhook, named)
+    for name in ("handler", "webhook"):
+        if (called := getattr(point, name)) is not None:
+            _check_varies_by(called.varies_by, named(f"{name}.varies_by"))
 
 
 def _check_transform(point: AccessPoint, named: Callable[..., str]) -> None:
     """Check how a transform is spelled; its own code is imported only when the gateway starts."""
     from penstock.gateway.transforms.program import checked_number, spelled_program
 
-    _check_folder(point.folder, named("folder"))
+    if not Path(point.folder).is_dir():
+        raise ConfigError(f"{named('folder')}: {point.folder} is not a directory", hint="it is not created")
     try:
         spelled_program(point.transform, arguments=point.arguments, folder=point.folder)
     except ConfigError as error:
@@ -302,26 +249,12 @@ def _check_options(options: Mapping[str, object], named: Callable[..., str], pla
 
 
 def _check_handler(handler: LambdaConfig, named: Callable[..., str]) -> None:
-    if not re.fullmatch(r"[\w./-]+[.:]\w+", handler.handler):
-        raise ConfigError(f"{named('handler.handler')}={handler.handler!r} is not module.function or module:function")
-    _check_folder(handler.code_dir, named("handler.code_dir"))
     if handler.python and not os.access(handler.python, os.X_OK):
         raise ConfigError(f"{named('handler.python')}: {handler.python} is not a program that can be run")
-    check_whole(named("handler.memory_bytes_max"), handler.memory_bytes_max, 64 * MIB)
-    check_number(named("handler.time_s_max"), handler.time_s_max, 0, 900, opened=True)
     for action in handler.actions:
         if action not in ACTIONS:
             hint = suggestion(action, ACTIONS)
             raise ConfigError(f"{named('handler.actions')}: there is no action {action!r}", hint=hint)
-    _check_varies_by(handler.varies_by, named("handler.varies_by"))
-
-
-def _check_webhook(webhook: WebhookConfig, named: Callable[..., str]) -> None:
-    if not webhook.url.startswith(("http://", "https://")):
-        raise ConfigError(f"{named('webhook.url')}={webhook.url!r} is not an http:// or https:// URL")
-    _check_token(webhook.token, named("webhook.token"))
-    check_number(named("webhook.time_s_max"), webhook.time_s_max, 0, 86400, opened=True)
-    _check_varies_by(webhook.varies_by, named("webhook.varies_by"))
 
 
 def _check_varies_by(names: tuple[str, ...] | None, what: str) -> None:
@@ -329,8 +262,3 @@ def _check_varies_by(names: tuple[str, ...] | None, what: str) -> None:
         if name.lower() in HIDDEN_HEADERS or not _HEADER_NAME.fullmatch(name):
             hint = f"names of headers that are not about signatures, ranges or conditions, and {CALLER!r}"
             raise ConfigError(f"{what}: {name!r} is nothing that is passed on", hint=hint)
-
-
-def _check_token(token: str, name: str) -> None:
-    if token and not _HEADER_TEXT.fullmatch(token):
-        raise ConfigError(f"{name} is not one or two words of ASCII")

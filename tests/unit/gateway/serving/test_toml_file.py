@@ -16,10 +16,10 @@ from penstock.gateway.config import (
     LambdaConfig,
     WebhookConfig,
     WebhookServiceConfig,
+    types_of,
 )
 from penstock.gateway.serving.checks import check_config
 from penstock.gateway.serving.toml_file import FILE_BYTES_MAX, read_toml
-from penstock.gateway.serving.values import hints_of
 
 WHOLE = """
 port = 9001
@@ -158,7 +158,7 @@ TABLES: dict[type, tuple[str, str]] = {  # the table with the settings of each c
     LambdaConfig: ("[access_points.abc.handler]", "handler = 'a.b'"),
     WebhookConfig: ("[access_points.abc.webhook]", "url = 'http://h/'"),
 }
-SETTINGS = {f"{kind.__name__}.{name}": (kind, name) for kind in TABLES for name in hints_of(kind)}
+SETTINGS = {f"{kind.__name__}.{name}": (kind, name) for kind in TABLES for name in types_of(kind)}
 WRONG = ["-1", "true", "1.5", "nan", "[1]", "['x y']", "'10XB'", "{ a = 1 }", "{ a = [] }", "1979-05-27"]
 
 
