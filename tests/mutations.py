@@ -199,7 +199,7 @@ MUTATIONS = (
     Mutation(
         contract="a corrupt shard raises an error",
         path="formats/parsing.py",
-        function="ShardParser._give_up",
+        function="Parser._give_up",
         old='        if self._on_corrupt == "raise":\n',
         new="        if False:\n",
         tests=("unit/formats/test_tar.py", "unit/formats/test_records.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 
-from penstock.formats.record_writers import TFRecordWriter
+from penstock.formats.writers import TFRecordWriter
 
 
 def tfrecords(values: list[bytes]) -> bytes:

@@ -20,8 +20,8 @@ from penstock.formats import (
     parser_of,
 )
 from penstock.formats.example import parse_example
-from penstock.formats.record_writers import encode_example
 from penstock.formats.recordio import MAGIC
+from penstock.formats.writers import encode_example
 
 zstandard = pytest.importorskip("zstandard")
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from loading import formatted
 from penstock.errors import CorruptShardError, UnsupportedFormatError
 from penstock.formats import feed_in_columns, feed_in_pieces, parser_of, tar_columns, tfrecord_columns
-from penstock.formats.record_writers import encode_example
 from penstock.formats.tar_header import byte_sum
+from penstock.formats.writers import encode_example
 
 KEYS = ("a", "b", "d/c", "d/c", "__e__/f", "long" * 40, "é")
 FIELDS = ("x", "X", "y.json", "__key__", "")

@@ -16,7 +16,7 @@ import penstock as ps
 from loading import Record, as_one_field, fields_of, forget_content, index, shard
 from penstock.errors import CorruptShardError
 from penstock.formats import RecordIOWriter, TFRecordWriter, narrowed, parser_of
-from penstock.formats.record_writers import encode_example
+from penstock.formats.writers import encode_example
 
 JPEG = b"\xff\xd8\xff" + bytes(20)
 FEATURES = encode_example({"x": b"abc", "n": [1, 2]})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from loading import as_one_field, forget_content, index, numbers, pipeline, shard, write_counted
 from penstock.formats import TFRecordWriter
-from penstock.formats.record_writers import encode_example
+from penstock.formats.writers import encode_example
 from penstock.pipeline import Pipeline
 
 torch = pytest.importorskip("torch")

@@ -197,7 +197,7 @@ MAY_TAKE_APART = {
     "compose.py": "keeps the query with the key",
     "gateway/http/addressing.py": "takes the request line of a client apart, and drops its signature",
     "index/place.py": "looks at what describe() gave",
-    "pack/identity.py": "compares URLs without their signatures",
+    "pack/options.py": "compares URLs without their signatures",
     "store/http.py": "asks for the URL, and refuses passwords",
     "store/s3.py": "compares hosts of a redirect",
     "store/s3_endpoint.py": "finds the host of an endpoint, and refuses passwords",

@@ -16,7 +16,7 @@ from penstock.config import check_number, check_whole
 from penstock.errors import ClosedError, ConfigError, DeadlineError
 from penstock.formats import Sample, parser_of
 from penstock.formats.parsing import feed_in_pieces
-from penstock.formats.tar_joined import ArchiveSplitter
+from penstock.formats.tar import ArchiveSplitter
 from penstock.pipeline import Pipeline, Sequential
 from penstock.system.tracebacks import boundary
 

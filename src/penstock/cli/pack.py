@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.pack.converting import Conversion
     from penstock.pack.packing import Packing
     from penstock.pack.plan import PackPlan
-    from penstock.pack.progress import Packed
+    from penstock.pack.recipes import Packed
     from penstock.pack.workers import ExecutionOptions
     from penstock.pipeline import ConnectionOptions, Pipeline
 
@@ -212,7 +212,7 @@ def pack(
 
 def _print_table(wanted: bool) -> None:
     if wanted:
-        from penstock.pack.sample_conversion import loss_table
+        from penstock.pack.written_formats import loss_table
 
         print(loss_table())
         raise typer.Exit
@@ -278,14 +278,12 @@ def run_job(
     job: Packing | Conversion, plan: PackPlan, execution: ExecutionOptions, *, dry_run: bool, as_json: bool
 ) -> None:
     """Carry out the plan of a packing or a conversion and report on it; with `dry_run`, only print the plan."""
-    from penstock.pack.progress import LockedListener
-
     if dry_run:
         print_plan(plan, job.destination.url, as_json=as_json)
         return
     job.save()
     with PackReport(as_json=as_json) as report:
-        packed = job.run(execution, LockedListener(report))
+        packed = job.run(execution, report)
     report.end(packed)
 
 

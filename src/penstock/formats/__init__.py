@@ -2,7 +2,7 @@
 
 A format is a row of ``FORMATS``: a name, the suffixes and first bytes it goes by, its *unit* (where one may start
 reading: at a sample, at a block, or at the shard's head only), and its parser. A new format is a module with a
-``Parser`` (see ``sample.py``) and a row in ``registry.py``; nothing else in the package names it.
+``Parser`` (see ``parsing.py``) and a row in ``registry.py``; nothing else in the package names it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.formats.columnar import Samples, as_columns, interleaved, joined, reordered
-from penstock.formats.grouping import ObjectGroup, group_objects
-from penstock.formats.magic import conversion_hint
-from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
+from penstock.formats.parsing import OnCorrupt, Parser, feed_in_columns, feed_in_pieces
 from penstock.formats.registry import (
     FORMATS,
     HEAD_BYTES,
     Format,
+    conversion_hint,
     decided_format,
     detect,
     format_of_name,
     narrowed,
     parser_of,
     ranged_of,
+    undecoded,
     with_fields,
     without_content,
 )
-from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
+from penstock.formats.sample import LOST, RESERVED_FIELDS, ObjectGroup, Sample, group_objects
 from penstock.formats.tar import TarParser
 from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
-    from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
-    from penstock.formats.tar_writer import TarWriter
+    from penstock.formats.writers import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 
 __all__ = [
     "FORMATS", "HEAD_BYTES", "LOST", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
     "RangedReader", "RecordIOWriter", "Sample", "Samples", "TFRecordWriter", "TarParser", "TarWriter", "Unit",
     "as_columns", "conversion_hint", "decided_format", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name",
     "group_objects", "interleaved", "joined", "look_into", "narrowed", "parser_of", "ranged_of", "reordered", "samples_of",
-    "with_fields", "without_content",
+    "undecoded", "with_fields", "without_content",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
@@ -48,7 +47,6 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         __name__,
         {
             **dict.fromkeys(("RangedReader", "Unit", "look_into", "samples_of"), "ranged"),
-            **dict.fromkeys(("JsonLinesWriter", "RecordIOWriter", "TFRecordWriter"), "record_writers"),
-            "TarWriter": "tar_writer",
+            **dict.fromkeys(("JsonLinesWriter", "RecordIOWriter", "TarWriter", "TFRecordWriter"), "writers"),
         },
     )

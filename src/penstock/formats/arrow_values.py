@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import UnsupportedFormatError
-from penstock.formats.typed import view_of_array
+from penstock.formats.sample import view_of_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

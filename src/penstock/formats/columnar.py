@@ -13,8 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
-from penstock.formats.sample import Sample
-from penstock.formats.typed import typed
+from penstock.formats.sample import Sample, typed
 from penstock.memory.buffers import is_typed
 
 

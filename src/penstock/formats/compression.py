@@ -14,22 +14,28 @@ returning to a copy of the state and continuing in smaller steps. The samples re
 only on its bytes, not on how it was cut into chunks.
 
 A single sample can be as long as the decompressed shard, so its size has a bound too: ``HELD_BYTES_MAX``.
+
+Shards are compressed without timestamps or names, so the same samples give the same bytes. This holds for one version of
+zlib or libzstd; another version may choose other bytes. Both formats end with a checksum of their content, which every
+reader verifies.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.parsing import OnCorrupt, ShardParser
+from penstock.formats.parsing import OnCorrupt, Parser
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.formats.sample import Parser, Sample
+    from penstock.formats.sample import Sample
+    from penstock.types import Buffer
 
 PIECE_BYTES = 1 << 20
 """Approximate number of bytes decompressed at a time.
@@ -40,7 +46,9 @@ It is small enough to stay in the processor's cache, and large enough that few s
 GROWTH_MAX = 16
 INPUT_BYTES = 64 << 10  # compressed bytes given to zlib at a time, because it copies those that it did not use
 
-_GZIP = 31  # zlib's value for a gzip wrapper
+GZIP_LEVEL = 6
+ZSTD_LEVEL = 3
+_GZIP = 31  # zlib's value for a gzip wrapper, whose header, when it is written, has no name and a time of 0
 
 ZSTD_WINDOW_BYTES_MAX = 128 << 20
 """Largest window that a frame may require: what ``zstd --long`` uses, and what every reader must support by default."""
@@ -246,10 +254,7 @@ class Unzstd:
     """
 
     def __init__(self) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise ConfigError("reading zstd needs the package zstandard", hint=install_hint("zstd")) from None
+        zstandard = _zstandard("reading zstd needs the package zstandard")
         self._error: type[Exception] = zstandard.ZstdError
         self._context = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
         self._frame: Any = None
@@ -308,13 +313,17 @@ class Unzstd:
             raise ValueError("the zstd stream is cut off")
 
 
-class CompressedParser(ShardParser):
+DECOMPRESSORS: dict[str, type[Gunzip | Unzstd]] = {"gz": Gunzip, "zst": Unzstd}
+"""The decompressor for each suffix of compressed objects."""
+
+
+class CompressedParser(Parser):
     """Samples of a compressed shard.
 
     Args:
         shard: URL or key, for error messages.
         inner: Creates the parser of the decompressed bytes, as ``Format.parser`` does.
-        decompressor: Creates a ``Decompressor``.
+        compression: A key of ``DECOMPRESSORS``.
         start_offset_bytes: Must be 0, because a compressed shard can only be read from its start.
         on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A corrupt stream ends the shard under every
             policy that does not raise.
@@ -331,7 +340,7 @@ class CompressedParser(ShardParser):
         shard: str,
         *,
         inner: Callable[..., Parser],
-        decompressor: Callable[[], Decompressor],
+        compression: str,
         start_offset_bytes: int = 0,
         on_corrupt: OnCorrupt = "raise",
     ) -> None:
@@ -342,7 +351,7 @@ class CompressedParser(ShardParser):
             )
         super().__init__(shard, on_corrupt=on_corrupt)
         self.inner = inner(shard, on_corrupt=on_corrupt)
-        self._decompressor = decompressor()
+        self._decompressor = DECOMPRESSORS[compression]()
         self._waiting: deque[memoryview] = deque()
         self._pieces: Iterator[bytes] | None = None
         self._chunk_bytes = 0  # size of the last chunk
@@ -415,3 +424,71 @@ class CompressedParser(ShardParser):
 
     def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
         return super()._corrupt(what, self._offset_bytes if offset_bytes is None else offset_bytes, hint=hint)
+
+
+def _zstandard(refusal: str) -> Any:
+    try:
+        return import_module("zstandard")
+    except ImportError:
+        raise ConfigError(refusal, hint=install_hint("zstd")) from None
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Compressor(Protocol):
+    """Compresses a stream of bytes."""
+
+    def compress(self, data: Buffer) -> bytes:
+        """Add the next bytes. Returns the compressed bytes that are ready."""
+
+    def finish(self) -> bytes:
+        """End the stream. Returns the rest of its bytes."""
+
+
+class Gzip:
+    """Writes one gzip member.
+
+    Args:
+        level: Level of the compression, from 0 (none) to 9.
+    """
+
+    def __init__(self, level: int = GZIP_LEVEL) -> None:
+        self._stream = zlib.compressobj(level, zlib.DEFLATED, _GZIP)
+
+    def compress(self, data: Buffer) -> bytes:
+        """Compress the next bytes."""
+        return self._stream.compress(data)
+
+    def finish(self) -> bytes:
+        """End the stream."""
+        return self._stream.flush()
+
+
+class Zstd:
+    """Writes one zstd frame with a checksum.
+
+    Args:
+        level: Level of the compression, from 1 to 22.
+
+    Raises:
+        ConfigError: zstandard is not installed.
+    """
+
+    def __init__(self, level: int = ZSTD_LEVEL) -> None:
+        zstandard = _zstandard("zstd needs zstandard")
+        self._stream: Any = zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj()
+
+    def compress(self, data: Buffer) -> bytes:
+        """Compress the next bytes."""
+        out: bytes = self._stream.compress(data)
+        return out
+
+    def finish(self) -> bytes:
+        """End the stream."""
+        out: bytes = self._stream.flush()
+        return out
+
+
+COMPRESSORS: dict[str, Callable[..., Compressor]] = {"gz": Gzip, "zst": Zstd}
+"""The compressor for each suffix of compressed objects."""

@@ -18,8 +18,7 @@ import re
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.formats.sample import RESERVED_FIELDS
-from penstock.formats.typed import typed, view_of_array
+from penstock.formats.sample import RESERVED_FIELDS, typed, view_of_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """JSON lines: each line holds one JSON object and is a sample whose only field, ``json``, is the bytes of the line.
 
 There is no field per name by default, because most values would have to be encoded again to become bytes, and the
-pipeline's ``Json`` decodes a whole line in one call. ``jsonl_columns.py`` gives a field per name. The parser decodes each
+pipeline's ``Json`` decodes a whole line in one call. ``JsonColumnsParser`` gives a field per name. The parser decodes each
 line anyway, to find its key and to detect garbage where its offset is known; this costs about 3 µs for 1 KB. The key is
 the first of the object's ``__key__``, ``key`` and ``id`` that is a string or an integer. Without one, it is the offset of
 the line in twelve digits, which, unlike a line number, does not depend on where reading began. A string with a lone
@@ -16,18 +16,18 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.formats.magic import look
-from penstock.formats.parsing import OnCorrupt, ShardParser
-from penstock.formats.sample import Sample
+from penstock.formats.parsing import OnCorrupt, Parser
+from penstock.formats.sample import RESERVED_FIELDS, Sample, view_of_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 LINE_BYTES_MAX = 256 << 20
 """Longest line in bytes. Data without a newline for so long is not JSON lines, and the parser stops collecting it."""
 
 KEY_NAMES = ("__key__", "key", "id")
 
+_DTYPES = {bool: "?", int: "i8", float: "f8"}
 _FIND_END = re.compile(b"\n").search
 _decode = json.JSONDecoder().decode
 
@@ -65,7 +65,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-class JsonLinesParser(ShardParser):
+class JsonLinesParser(Parser):
     """Samples of one shard of JSON lines.
 
     Args:
@@ -122,8 +122,7 @@ class JsonLinesParser(ShardParser):
         try:
             value = _decode(raw.decode())
         except (ValueError, RecursionError) as error:
-            seems = None if offset_bytes else look(raw)
-            hint = f"the object seems to be {seems}" if seems else None
+            hint = self._start_hint(raw, offset_bytes)
             self._skip_sample(f"not JSON lines: {error}", offset_bytes, size_bytes, hint=hint)
             return
         if not isinstance(value, dict):
@@ -146,3 +145,47 @@ class JsonLinesParser(ShardParser):
         begin_bytes = None if self._tail is None else self._tail_offset_bytes
         self._tail = None
         return begin_bytes
+
+
+class JsonColumnsParser(JsonLinesParser):
+    """Parses JSON lines like ``JsonLinesParser``, but gives a field for each name, with the types of the columns of Parquet.
+
+    Strings are bytes, a number or boolean is one item of int64, float64 or bool, a list of numbers is an array of int64 or
+    float64 (an empty one is float64), and an object is a field ``name.child`` for each child. A null gives no field. Anything
+    else, such as other lists and integers beyond 64 bits, becomes the bytes of its JSON.
+    """
+
+    def _fields(self, line: memoryview, value: dict[str, Any]) -> dict[str, memoryview]:
+        fields: dict[str, memoryview] = {}
+        for name, column in _named_values("", value):
+            if name in fields:
+                raise ValueError(f"two values are both the field {name!r}")
+            if name in RESERVED_FIELDS and name != "__key__":
+                raise ValueError(f"a name is {name!r}, which penstock adds itself")
+            if name != "__key__":
+                fields[name] = column
+        return fields
+
+
+def _named_values(prefix: str, value: dict[str, Any]) -> Iterator[tuple[str, memoryview]]:
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield from _named_values(f"{prefix}{name}.", item)
+        elif item is not None:
+            yield prefix + name, _view(item)
+
+
+def _view(value: Any) -> memoryview:
+    if isinstance(value, str):
+        return memoryview(value.encode("utf-8"))
+    items = value if isinstance(value, list) else [value]
+    kinds = {type(item) for item in items}
+    kind = float if kinds == {int, float} or not items else kinds.pop() if len(kinds) == 1 else None
+    if kind in _DTYPES:
+        import numpy as np
+
+        try:
+            return view_of_array(np.array(items, _DTYPES[kind]))
+        except OverflowError:
+            pass  # integers of more than 64 bits
+    return memoryview(json.dumps(value, ensure_ascii=False).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""MosaicML's MDS shards. Each shard has a header of its own, so ``index.json`` is not needed.
+"""MosaicML's MDS shards, read and written. Each shard has a header of its own, so reading needs no ``index.json``.
 
 A shard, in little endian, consists of ``uint32 count``, ``uint32[count + 1] offsets`` in the file, a JSON object that
 describes the columns and extends to the first offset, and the samples. A sample consists of the ``uint32`` sizes of the
@@ -9,25 +9,32 @@ Numbers and arrays become typed views. Everything else is bytes as stored: ``jpe
 ``json`` are UTF-8, ``str_int`` and the like are text, and ``pil`` is a header of three ``uint32`` (width, height, length of
 the mode's name), the mode and the pixels. ``pkl`` stays bytes, because this package never loads a pickle. A sample's key is
 its offset in twelve digits.
+
+A shard begins with the bounds of all its samples. The writer therefore writes the samples first, and ``head()`` returns at
+the end what belongs before them. The first sample determines the columns. The encoding of bytes follows from the field's
+extension (``jpg`` becomes ``jpeg``, ``txt`` becomes ``str``; otherwise ``bytes``). Strings are ``str``, integers ``int``,
+floats ``float64``, dicts and lists ``json``, and NumPy numbers and arrays keep their types. Every further sample must have
+the same columns. Keys are not stored.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from bisect import bisect_left
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
-from penstock.formats.sample import RESERVED_FIELDS, Sample
-from penstock.formats.typed import ITEM_BYTES, typed
+from penstock.formats.sample import ITEM_BYTES, RESERVED_FIELDS, Sample, typed
+from penstock.formats.writers import ShardWriter
 from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from penstock.types import Buffer
 
@@ -44,6 +51,13 @@ _DTYPES = {
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
 _SHAPE_FORMATS = "BHIQ"
+INDEX_VERSION = 2
+"""Version of ``index.json`` and of the description in each shard."""
+
+SHARD_BYTES_MAX = (1 << 32) - 1
+"""Largest shard, in bytes: the bounds of samples are 32 bits wide."""
+
+_BY_EXTENSION = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "txt": "str", "text": "str", "json": "json"}
 _NDARRAY = re.compile(r"ndarray(?::(?P<dtype>[a-z0-9]+)(?::(?P<shape>\d+(?:,\d+)*))?)?").fullmatch
 
 
@@ -256,3 +270,194 @@ class MdsParser(FramedParser):
         missing = max(len(self._offsets) - 1, 0) - self._index
         if missing or (not self._offsets and self._offset_bytes):
             raise self._corrupt(f"the shard is cut off: {missing} samples missing", self._offset_bytes)
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Encoded(NamedTuple):
+    """A value that is already encoded, because it was copied from another shard.
+
+    Attributes:
+        encoding: MosaicML's name of the encoding. It cannot be that of an array, whose bytes begin with its shape.
+        size_bytes: Size of every value of its column in bytes; None if sizes differ.
+        data: The encoded bytes.
+    """
+
+    encoding: str
+    size_bytes: int | None
+    data: Buffer
+
+
+class MdsWriter(ShardWriter):
+    """Writes the samples of an MDS shard. What belongs before them is returned by ``head()``.
+
+    Args:
+        write: Function that takes the next bytes of the samples.
+
+    Cost: holds 8 bytes a sample.
+    """
+
+    def __init__(self, write: Callable[[Buffer], object]) -> None:
+        super().__init__(write)
+        self._sizes: list[int] = []
+        self.columns: tuple[Column, ...] = ()
+
+    def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
+        fields = {name: value for name, value in sample.items() if name not in RESERVED_FIELDS}
+        columns = self.columns or _columns_of(fields)
+        if fields.keys() != {column.name for column in columns}:
+            what = f"fields {sorted(fields)}, the shard's first sample had {[column.name for column in columns]}"
+            raise ConfigError(what, hint="--fields takes what every sample has")
+        values = [_encoded(fields[column.name], column) for column in columns]
+        open_sizes = [len(value) for value, column in zip(values, columns, strict=True) if column.size_bytes is None]
+        size_bytes = 4 * len(open_sizes) + sum(map(len, values))
+        if self.offset_bytes + size_bytes + self._head_bytes(columns, len(self._sizes) + 1) > SHARD_BYTES_MAX:
+            raise ConfigError(f"a shard of MDS has at most {SHARD_BYTES_MAX} bytes", hint="--bytes-max (bytes_max=)")
+        self.columns = columns
+        self._sizes.append(size_bytes)
+        return [struct.pack(f"<{len(open_sizes)}I", *open_sizes), *values]
+
+    def head(self) -> bytes:
+        """Return the header that belongs before the samples: their bounds and the columns."""
+        start = self._head_bytes(self.columns, len(self._sizes))
+        bounds = accumulate(self._sizes, initial=start)
+        numbers = struct.pack(f"<{len(self._sizes) + 2}I", len(self._sizes), *bounds)
+        return numbers + _description(self.columns)
+
+    def entry(self, basename: str, *, size_bytes: int, stored_bytes: int, compression: str | None) -> dict[str, Any]:
+        """Return the shard's entry in ``index.json``.
+
+        Args:
+            basename: File name of the shard in the folder of ``index.json``, without the suffix of a compression.
+            size_bytes: Size of the shard before compression.
+            stored_bytes: Size of the shard as stored.
+            compression: ``gz``, ``zst``, or None if the shard is not compressed.
+        """
+        suffix = {None: "", "gz": ".gz", "zst": ".zstd"}[compression]
+        packed = {"basename": basename + suffix, "bytes": stored_bytes, "hashes": {}}
+        return {
+            **_config(self.columns),
+            "compression": {None: None, "gz": "gz", "zst": "zstd"}[compression],
+            "hashes": [],
+            "raw_data": {"basename": basename, "bytes": size_bytes, "hashes": {}},
+            "samples": len(self._sizes),
+            "version": INDEX_VERSION,
+            "zip_data": packed if compression else None,
+        }
+
+    @staticmethod
+    def _head_bytes(columns: tuple[Column, ...], count: int) -> int:
+        return 8 + 4 * count + len(_description(columns))
+
+
+def index_json(entries: list[dict[str, Any]]) -> bytes:
+    """Return the ``index.json`` of shards with these entries, in the given order."""
+    return json.dumps({"shards": entries, "version": INDEX_VERSION}, sort_keys=True).encode()
+
+
+def _config(columns: tuple[Column, ...]) -> dict[str, Any]:
+    return {
+        "column_encodings": [column.encoding for column in columns],
+        "column_names": [column.name for column in columns],
+        "column_sizes": [column.size_bytes for column in columns],
+        "format": "mds",
+        "size_limit": None,
+    }
+
+
+def _description(columns: tuple[Column, ...]) -> bytes:
+    return json.dumps({**_config(columns), "compression": None, "hashes": []}, sort_keys=True).encode()
+
+
+def _columns_of(fields: Mapping[str, Any]) -> tuple[Column, ...]:
+    if not fields:
+        raise ConfigError("a sample has no field")
+    columns = []
+    for name in sorted(fields):
+        encoding = _encoding_of(name, fields[name])
+        value = fields[name]
+        size_bytes = value.size_bytes if isinstance(value, Encoded) else ITEM_BYTES.get(_SCALARS.get(encoding, ""))
+        columns.append(Column(name, encoding, size_bytes or None))
+    return tuple(columns)
+
+
+def _encoding_of(name: str, value: Any) -> str:
+    if isinstance(value, Encoded):
+        return value.encoding
+    if isinstance(value, str):
+        return "str"
+    if isinstance(value, bool | int):
+        return "int"
+    if isinstance(value, float):
+        return "float64"
+    if _is_bytes(value):
+        return _BY_EXTENSION.get(name.rpartition(".")[2].lower(), "bytes")
+    if isinstance(value, dict | list):
+        return "json"
+    array = _array_of(name, value)
+    dtype = array.dtype.name
+    if dtype not in _SCALARS:
+        raise ConfigError(f"field {name!r} is of type {dtype}, which MDS has not")
+    return f"ndarray:{dtype}" if array.ndim else dtype
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray) or (isinstance(value, memoryview) and value.format in {"B", "b", "c"})
+
+
+def _array_of(name: str, value: Any) -> Any:
+    """Convert `value` to a little-endian NumPy array."""
+    if not isinstance(value, memoryview) and not hasattr(value, "__array__"):
+        raise ConfigError(f"field {name!r} must be bytes, str, a number, JSON or an array, not {type(value).__name__}")
+    import numpy as np
+
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _encoded(value: Any, column: Column) -> Buffer:
+    found = _encoding_of(column.name, value)
+    if found == "int" and column.encoding == "float64":
+        value, found = float(value), "float64"
+    if found != column.encoding:
+        raise ConfigError(f"field {column.name!r} is {found}, in the shard's first sample it was {column.encoding}")
+    if isinstance(value, Encoded):
+        if column.size_bytes is not None and len(value.data) != column.size_bytes:
+            raise ConfigError(
+                f"field {column.name!r} has {len(value.data)} bytes, not {column.size_bytes} as its column"
+            )
+        return value.data
+    if found == "int":
+        try:
+            return struct.pack("<q", value)
+        except struct.error:
+            raise ConfigError(f"field {column.name!r}: {value} is not an int64") from None
+    if found == "float64":
+        return struct.pack("<d", value)
+    if found.startswith("ndarray") or found in _SCALARS:
+        return _encoded_array(column.name, value)
+    if isinstance(value, dict | list):
+        return _json(column.name, value)
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    return memoryview(value).cast("B") if isinstance(value, memoryview) else value
+
+
+def _json(name: str, value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"field {name!r} cannot be JSON: {error}") from None
+
+
+def _encoded_array(name: str, value: Any) -> bytes:
+    """Encode an array whose type the column states: its shape in the narrowest integer type, then its items."""
+    array = _array_of(name, value)
+    data: bytes = array.tobytes()
+    if not array.ndim:
+        return data
+    widest = max(array.shape, default=0)
+    at, form = next((at, form) for at, form in enumerate(_SHAPE_FORMATS) if widest < 1 << 8 * ITEM_BYTES[form])
+    head = struct.pack(f"<B{array.ndim}{form}", array.ndim << 2 | at, *array.shape)
+    return head + data

@@ -1,7 +1,7 @@
 """Reads Parquet shards with pyarrow: first the footer, then row groups by range, and of these only the wanted columns.
 
 One row is one sample, and a row group is a unit: its bytes are fetched together, and its rows are decoded a few thousand at
-a time. ``arrow_values.py`` defines the fields of a row, and ``parquet_pages.py`` bounds the memory that they take.
+a time. ``arrow_values.py`` defines the fields of a row, and ``parquet_headers.py`` bounds the memory that they take.
 
 The key of a sample is taken from the first of the columns ``__key__``, ``key`` and ``id`` that holds strings or integers.
 Without such a column it is the row's number in the shard, in twelve digits.
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.jsonl import KEY_NAMES
-from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
+from penstock.formats.parquet_headers import ColumnChunk, Struct, bounded_reading, read_struct
 from penstock.formats.parsing import byte_view
-from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
+from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, RangedReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
-from penstock.formats.thrift import Struct, read_struct
 from penstock.memory.ranges import REQUEST_COST_BYTES, merged_spans
 from penstock.memory.raw_file import RawFile
 from penstock.types import ByteRange
@@ -30,7 +29,6 @@ from penstock.version import install_hint
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Sequence
 
-    from penstock.formats.parsing import OnCorrupt
     from penstock.types import Buffer
 
 MAGIC = b"PAR1"
@@ -81,23 +79,15 @@ class _Parts(RawFile):
         raise OSError(f"bytes [{self._position}, {end}) are outside of the columns that the footer names")
 
 
-class ParquetReader(ShardReader):
+class ParquetReader(RangedReader):
     """Reads the rows of one Parquet shard, a row group at a time, with the interface of ``ranged.py``.
 
     Cost: one read for the footer, or two if it is larger than 64 KiB. Reading a unit holds its row group as stored, and
         about ``PIECE_BYTES`` of decoded rows.
     """
 
-    def __init__(
-        self,
-        shard: str,
-        *,
-        size_bytes: int,
-        fields: Collection[str] | None = None,
-        on_corrupt: OnCorrupt = "raise",
-        in_columns: bool = False,
-    ) -> None:
-        super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt, in_columns=in_columns)
+    def __init__(self, shard: str, **options: Any) -> None:
+        super().__init__(shard, **options)
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")

@@ -8,6 +8,7 @@ The same samples give the same bytes with the same version of pyarrow, whose nam
 from __future__ import annotations
 
 from importlib import import_module
+from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import MIB
@@ -32,7 +33,7 @@ COPIES = 6
 doubling."""
 
 
-class ByteSink:
+class ByteSink(RawIOBase):
     """The file that pyarrow writes to.
 
     Args:
@@ -41,8 +42,6 @@ class ByteSink:
     Attributes:
         size_bytes: Number of bytes written so far.
     """
-
-    closed = False
 
     def __init__(self, write: Callable[[Buffer], object]) -> None:
         self._write = write
@@ -59,24 +58,9 @@ class ByteSink:
         """Return the position."""
         return self.size_bytes
 
-    def flush(self) -> None:
-        """Do nothing: no bytes are held here."""
-
-    def close(self) -> None:
-        """Note the end."""
-        self.closed = True
-
     def writable(self) -> bool:
         """Return True."""
         return True
-
-    def readable(self) -> bool:
-        """Return False."""
-        return False
-
-    def seekable(self) -> bool:
-        """Return False."""
-        return False
 
 
 class ParquetWriter:

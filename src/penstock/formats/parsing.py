@@ -25,13 +25,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.formats.columnar import Samples
-    from penstock.formats.sample import Parser, Sample
+    from penstock.formats.sample import Sample
     from penstock.types import Buffer
 
 OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
 
 RECORD_BYTES_MAX = 1 << 31
 """Largest record, line or member that a parser accepts. It is the limit of protobuf, and no known writer exceeds it."""
+
+
+_MAGIC = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\0", "xz"),
+    (b"\x04\x22\x4d\x18", "lz4"),
+    (b"PK\x03\x04", "zip"),
+    (b"PAR1", "Parquet"),
+    (b"\x89HDF\r\n", "HDF5"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x0a\x23\xd7\xce", "RecordIO"),
+)
+
+
+def look(head: Buffer) -> str | None:
+    """Return what an object with the first bytes `head` seems to be, or None if that is unknown."""
+    start = bytes(head[:16])
+    for magic, name in _MAGIC:
+        if start.startswith(magic):
+            return name
+    if start.lstrip().startswith((b"<", b"{", b"[")):
+        return "text (HTML, XML or JSON)"
+    return None
 
 
 def byte_view(data: Buffer) -> memoryview:
@@ -52,7 +78,7 @@ def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
 
     Values in ``Samples`` are copies; other samples are slices of `data`.
     """
-    if isinstance(parser, ShardParser) and not parser.pending:
+    if isinstance(parser, Parser) and not parser.pending:
         yield from parser.feed_columns(data)
     else:
         yield from feed_in_pieces(parser, data)
@@ -81,6 +107,9 @@ class Skipping:
         self.skipped_bytes += size_bytes
         self.skipped_error = self.skipped_error or error
 
+    def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
+        return CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes)
+
     def _unsupported(
         self, what: str, offset_bytes: int | None, *, hint: str | None = None, sample_key: str | None = None
     ) -> UnsupportedFormatError:
@@ -101,8 +130,15 @@ class Skipping:
         self._note(error, size_bytes)
 
 
-class ShardParser(Skipping, ABC):
-    """Base of the parsers in this package. A subclass implements ``_parse`` and ``_end``.
+class Parser(Skipping, ABC):
+    """Turns the bytes of one shard into samples. Chunks may end at any byte, and a parser does no I/O.
+
+    A subclass implements ``_parse`` and ``_end``. A format that can only be read from its start, such as gzip, refuses any
+    other ``start_offset_bytes`` at construction.
+
+    Attributes:
+        decided_format: The more specific format that the shard's first record determined. None before that, and for formats
+            whose name already states the content of records.
 
     Args:
         shard: URL or key, for error messages.
@@ -113,7 +149,7 @@ class ShardParser(Skipping, ABC):
     MAY_BE_EMPTY: ClassVar[bool] = False
     """Whether 0 bytes are a valid shard without samples in this format; otherwise they are a truncated shard."""
 
-    decided_format: str | None = None  # as in ``Parser``
+    decided_format: str | None = None
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, on_corrupt)
@@ -135,7 +171,10 @@ class ShardParser(Skipping, ABC):
 
     @property
     def pending(self) -> bool:
-        """Whether bytes of the last chunk are waiting for ``feed(b"")``."""
+        """Whether bytes of the last chunk are waiting for ``feed(b"")``.
+
+        Compressed shards are decompressed in pieces of bounded size.
+        """
         return False
 
     def feed(self, data: Buffer) -> list[Sample]:
@@ -222,11 +261,17 @@ class ShardParser(Skipping, ABC):
         begins_bytes = [at for at in (self._drop(), error.offset_bytes) if at is not None]
         self._note(error, end_bytes - min(begins_bytes, default=end_bytes))
 
-    def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
-        return CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes)
+    def _start_hint(self, head: Buffer, offset_bytes: int) -> str | None:
+        """Return a hint for an error at the very start of what is read, which begins with `head`."""
+        if offset_bytes != self._start_offset_bytes:
+            return None
+        if offset_bytes:
+            return "reading began there: is it a sample's offset in this version of the shard?"
+        seems = look(head)
+        return f"the object seems to be {seems}" if seems else None
 
 
-class FramedParser(ShardParser):
+class FramedParser(Parser):
     """Base for formats whose records start with their length. A subclass implements ``_scan`` and ``RECORD``.
 
     A record that spans chunks is collected in memory of its own, so that no chunk is pinned while the next ones arrive.
@@ -303,21 +348,48 @@ class FramedParser(ShardParser):
         self._tail = None
         return begin_bytes
 
-    def _check_entry(self, content: str, formats: str) -> None:
-        """Refuse to determine the content of records from a record that is not the first of the shard, because it may differ.
 
-        Raises:
-            ConfigError: `content` is ``auto`` and reading begins inside the shard.
-        """
-        if content == "auto" and self._start_offset_bytes:
+class RecordParser(FramedParser):
+    """Base for formats whose shards do not state what their records hold. A subclass implements ``_scan`` and ``format_of``.
+
+    Args:
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: Policy for corrupt bytes, as described at the top of this module.
+        content: What follows the format's name in one of ``FORMATS``, such as ``raw``, or ``auto``: the first record decides.
+
+    Raises:
+        ConfigError: Reading begins inside the shard and `content` is ``auto``, because another record may hold something else.
+    """
+
+    MAY_BE_EMPTY = True
+
+    FORMATS: ClassVar[tuple[str, ...]]
+    """The formats as which a shard may be read; ``-raw`` gives one field, ``record``."""
+
+    def __init__(
+        self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise", content: str = "auto"
+    ) -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
+        if content == "auto" and start_offset_bytes:
+            formats = " or ".join(self.FORMATS)
             raise ConfigError(
-                f"{self._shard}: reading begins at byte {self._start_offset_bytes}, and only the shard's first record "
+                f"{shard}: reading begins at byte {start_offset_bytes}, and only the shard's first record "
                 "decides what its records hold",
                 hint=f"say it by the format: {formats}; decided_format() gives it for the shard's first bytes",
             )
+        self._content = content
+        self._is_first = not start_offset_bytes  # whether the next valid record is the first of the shard
 
-    def _start_hint(self, offset_bytes: int) -> str | None:
-        """Return a hint for an error at the very start of a read that began inside the shard."""
-        if offset_bytes == self._start_offset_bytes and offset_bytes:
-            return "reading began there: is it a sample's offset in this version of the shard?"
-        return None
+    @staticmethod
+    @abstractmethod
+    def format_of(record: memoryview) -> str:
+        """Return the format that `record`, the first of a shard, determines."""
+
+    def _decide(self, record: memoryview) -> str:
+        """Determine the content of all records from the first. Returns as what to read them."""
+        self.decided_format = self.format_of(record)
+        self._is_first = False
+        if self._content == "auto":
+            self._content = self.decided_format.partition("-")[2]
+        return self._content

@@ -15,10 +15,10 @@ order: ``reader.read(unit_index, parts)``, with one part for each span. ``sample
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.parsing import OnCorrupt, ShardParser, Skipping, byte_view
+from penstock.formats.parsing import OnCorrupt, Parser, Skipping, byte_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -59,53 +59,6 @@ class DecodedPiece(NamedTuple):
     size_bytes: int
 
 
-class RangedReader(Protocol):
-    """Reads one shard by ranges, without I/O.
-
-    Attributes:
-        units: The units of the shard, in stored order; empty until ``look`` has ended.
-        skipped_samples: Number of samples that were skipped as corrupt.
-        skipped_bytes: Size of the units that held them.
-        skipped_error: The first error that was skipped.
-    """
-
-    units: tuple[Unit, ...]
-    skipped_samples: int
-    skipped_bytes: int
-    skipped_error: CorruptShardError | None
-
-    def look(self) -> Generator[ByteRange, Buffer, None]:
-        """Find the units: yields spans, at least one if the shard is not empty, and is sent their bytes.
-
-        Raises:
-            CorruptShardError: The shard is not of the format. If corrupt data is skipped, it has no units instead.
-        """
-
-    def read(self, unit_index: int, parts: Sequence[Buffer]) -> list[Sample]:
-        """Return the samples of a unit, as slices of `parts` if the format allows it.
-
-        Args:
-            unit_index: Index in ``units``.
-            parts: The bytes of each of the unit's spans.
-
-        Raises:
-            CorruptShardError: The bytes are not what the table of contents says.
-            UnsupportedFormatError: The bytes are valid, but of a kind that is not supported; raised under every policy.
-        """
-
-    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[DecodedPiece]:
-        """Yield the samples of a unit, as many at a time as are decoded together.
-
-        Args:
-            unit_index: Index in ``units``.
-            parts: The bytes of each of the unit's spans.
-            first: Index in the unit of the first sample to yield.
-
-        Raises:
-            CorruptShardError: The unit is damaged. The samples before the damage have been yielded.
-        """
-
-
 def look_into(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> None:
     """Run ``reader.look()``.
 
@@ -140,8 +93,8 @@ def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Ite
         yield reader.read(unit_index, [read(span) for span in unit.spans])
 
 
-class ShardReader(Skipping, ABC):
-    """Base of the ranged readers of this package; a subclass defines ``_look`` and ``_pieces``.
+class RangedReader(Skipping, ABC):
+    """Reads one shard by ranges, without I/O. A subclass defines ``_look`` and ``_pieces``.
 
     Args:
         shard: URL or key of the shard, for errors.
@@ -149,6 +102,9 @@ class ShardReader(Skipping, ABC):
         fields: Fields to read; None: all. A sample that has none of them is given without fields.
         on_corrupt: Policy for corrupt bytes, see ``parsing.py``.
         in_columns: Whether to give ``Samples``, copied out of the parts, where the format and the types allow it.
+
+    Attributes:
+        units: The units of the shard, in stored order; empty until ``look`` has ended.
     """
 
     def __init__(
@@ -168,7 +124,11 @@ class ShardReader(Skipping, ABC):
         self.units: tuple[Unit, ...] = ()
 
     def look(self) -> Generator[ByteRange, Buffer, None]:
-        """Find the units; see ``RangedReader``."""
+        """Find the units: yields spans, at least one if the shard is not empty, and is sent their bytes.
+
+        Raises:
+            CorruptShardError: The shard is not of the format. If corrupt data is skipped, it has no units instead.
+        """
         try:
             yield from self._look()
         except CorruptShardError as error:
@@ -178,11 +138,29 @@ class ShardReader(Skipping, ABC):
             self._note(error, self._size_bytes)
 
     def read(self, unit_index: int, parts: Sequence[Buffer]) -> list[Sample]:
-        """Return the samples of a unit except skipped ones; see ``RangedReader``."""
+        """Return the samples of a unit except skipped ones, as slices of `parts` if the format allows it.
+
+        Args:
+            unit_index: Index in ``units``.
+            parts: The bytes of each of the unit's spans.
+
+        Raises:
+            CorruptShardError: The bytes are not what the table of contents says.
+            UnsupportedFormatError: The bytes are valid, but of a kind that is not supported; raised under every policy.
+        """
         return [sample for piece in self.pieces(unit_index, parts) for sample in piece.samples]
 
     def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[DecodedPiece]:
-        """Yield the samples of a unit, some at a time; see ``RangedReader``."""
+        """Yield the samples of a unit, as many at a time as are decoded together.
+
+        Args:
+            unit_index: Index in ``units``.
+            parts: The bytes of each of the unit's spans.
+            first: Index in the unit of the first sample to yield.
+
+        Raises:
+            CorruptShardError: The unit is damaged. The samples before the damage have been yielded.
+        """
         unit = self.units[unit_index]
         views = [byte_view(part) for part in parts]
         size_bytes = sum(map(len, views))
@@ -218,11 +196,8 @@ class ShardReader(Skipping, ABC):
     def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
         """``pieces`` for this format. Raises ``ValueError`` with a description if the bytes are corrupt."""
 
-    def _corrupt(self, what: str, offset_bytes: int) -> CorruptShardError:
-        return CorruptShardError(what, shard=self._shard, offset_bytes=offset_bytes)
 
-
-class WholeShardParser(ShardParser):
+class WholeShardParser(Parser):
     """A ``Parser`` over a ranged reader, for callers that stream: it collects the shard and returns all samples at the end.
 
     Args:

@@ -17,20 +17,9 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from penstock.formats.magic import look
-from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
-from penstock.formats.sample import Sample
-from penstock.formats.typed import typed
-
-if TYPE_CHECKING:
-    from penstock.types import Buffer
-
-Content: TypeAlias = Literal["auto", "record", "mxnet"]
-
-DECIDED: dict[Content, str] = {"mxnet": "recordio-mxnet", "record": "recordio-raw"}
-"""The format of a shard for each content of its first record."""
+from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt, RecordParser
+from penstock.formats.sample import Sample, typed
 
 MAGIC = b"\x0a\x23\xd7\xce"
 HEAD_BYTES = 8
@@ -49,40 +38,32 @@ def is_recordio(head: bytes) -> bool:
     return len(head) >= HEAD_BYTES and head.startswith(MAGIC) and head[7] >> 5 in {WHOLE, FIRST}
 
 
-class RecordIOParser(FramedParser):
-    """Samples of one RecordIO shard.
+class RecordIOParser(RecordParser):
+    """Samples of one RecordIO shard. The contents are ``mxnet`` for records with an ``IRHeader``, and ``raw`` for all others.
 
-    Args:
-        shard: URL or key, for error messages.
-        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A damaged length can hide records, because the format
-            has no checksum.
-        content: ``record`` for one field of that name, ``mxnet`` for records with an ``IRHeader``, or ``auto`` to decide by
-            the first record.
-
-    Raises:
-        ConfigError: Reading begins inside the shard and `content` is ``auto``.
+    A damaged length can hide records, because the format has no checksum.
 
     Cost: holds one incomplete record. Slices of a chunk keep that chunk alive. Records in several parts are copied.
     """
 
-    MAY_BE_EMPTY = True
+    FORMATS = ("recordio-mxnet", "recordio-raw")
 
     def __init__(
-        self,
-        shard: str,
-        *,
-        start_offset_bytes: int = 0,
-        on_corrupt: OnCorrupt = "raise",
-        content: Content = "auto",
+        self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise", content: str = "auto"
     ) -> None:
-        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._content = content
-        self._check_entry(content, "recordio-mxnet or recordio-raw")
-        self._is_first = not start_offset_bytes  # whether the next record is the first of the shard
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt, content=content)
         self._parts: bytearray | None = None  # parts of the incomplete record
         self._record_offset_bytes = 0  # offset of its first part
         self._lost_offset_bytes: int | None = None  # offset from which no record has been found yet
+
+    @staticmethod
+    def format_of(record: memoryview) -> str:
+        """Return the format that `record`, the first of a shard, determines."""
+        try:
+            fields = read_ir(record)
+        except ValueError:
+            return "recordio-raw"
+        return "recordio-mxnet" if _DATA(fields["data"]) else "recordio-raw"
 
     @property
     def held_bytes(self) -> int:
@@ -127,11 +108,8 @@ class RecordIOParser(FramedParser):
 
     def _give(self, record: memoryview, offset_bytes: int, size_bytes: int, samples: list[Sample]) -> None:
         if self._is_first:
-            self._is_first = False
-            found = content_of(record)
-            self.decided_format = DECIDED[found]
-            self._content = found if self._content == "auto" else self._content
-        if self._content == "record":
+            self._decide(record)
+        if self._content == "raw":
             fields = {"record": record}
         else:
             try:
@@ -149,8 +127,7 @@ class RecordIOParser(FramedParser):
             size_bytes = offset_bytes - self._record_offset_bytes
             self._skip_sample("a record of several parts lacks its last", self._record_offset_bytes, size_bytes)
             return
-        seems = None if offset_bytes else look(found)
-        hint = f"the object seems to be {seems}" if seems else self._start_hint(offset_bytes)
+        hint = self._start_hint(found, offset_bytes)
         self._skip_sample(f"not a RecordIO shard: {found!r} does not begin a record", offset_bytes, 0, hint=hint)
         self._lost_offset_bytes = offset_bytes
 
@@ -198,12 +175,3 @@ def read_ir(record: memoryview) -> dict[str, memoryview]:
         if len(labels) < 4 * count:
             raise ValueError(f"an IRHeader claims {count} labels, more than the record holds")
     return {"label": typed(labels, "f"), "id": typed(record[8:_IR_BYTES], "Q"), "data": data}
-
-
-def content_of(record: Buffer) -> Content:
-    """Determine the content of all records from `record`, the first of the shard."""
-    try:
-        fields = read_ir(memoryview(record))
-    except ValueError:
-        return "record"
-    return "mxnet" if _DATA(fields["data"]) else "record"

@@ -10,17 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.magic import CONTAINERS, conversion_hint, look
+from penstock.formats.parsing import look
 from penstock.formats.tar import TarParser
-from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
+from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, is_header
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
-    from penstock.formats.parsing import OnCorrupt
+    from penstock.formats.parsing import OnCorrupt, Parser
     from penstock.formats.ranged import RangedReader
-    from penstock.formats.sample import Parser
     from penstock.types import Buffer
 
 K = TypeVar("K", str, str | None)
@@ -75,13 +74,7 @@ def _of(module: str, name: str) -> Callable[..., Any]:
 
 def _is_tar(head: bytes) -> bool:
     block = head[:BLOCK_BYTES]
-    if block == ZERO_BLOCK:
-        return True
-    try:
-        read_header(block)
-    except ValueError:
-        return False
-    return len(block) == BLOCK_BYTES
+    return block == ZERO_BLOCK or (len(block) == BLOCK_BYTES and is_header(block))
 
 
 _DECIDE_BYTES = 64 << 10
@@ -124,6 +117,13 @@ def without_content(format_name: str) -> str:
     return _CONTENT.sub("", format_name)
 
 
+def undecoded(format_name: str) -> str:
+    """Return the format that gives records as they are stored if there is one, otherwise `format_name`."""
+    name, dot, compression = format_name.partition(".")
+    raw = f"{without_content(name)}-raw{dot}{compression}"
+    return raw if raw in FORMATS else format_name
+
+
 def with_fields(format_name: str, fields: Collection[str] | None) -> str:
     """Return the format as which to parse a shard of which only `fields` are wanted; None: all.
 
@@ -144,100 +144,85 @@ def narrowed(said: str | None, known: K) -> str | K:
     return known if said is None or (known is not None and without_content(known) == said) else said
 
 
+def _streamed(
+    name: str, parser: str, *suffixes: str, contents: tuple[str, ...] = (), has_head: bool = False
+) -> list[Format]:
+    """Return the rows of a streamed format, whose module has its name: also one for each content that records may have."""
+    of_module = _of(name, parser)
+    row = Format(
+        name=name,
+        suffixes=suffixes,
+        unit="sample",
+        recognise=_of(name, f"is_{name}"),
+        parser=of_module,
+        head=_of(name, "look_head") if has_head else None,
+        decide=partial(_decide, name) if contents else None,
+    )
+    return [
+        row,
+        *(Format(name=f"{name}-{each}", unit="sample", parser=partial(of_module, content=each)) for each in contents),
+    ]
+
+
+def _ranged(
+    name: str, reader: str, *suffixes: str, unit: Literal["sample", "block"], extra: str | None = None
+) -> Format:
+    """Return the row of a format that is read by ranges, whose module has its name."""
+    of_module = _of(name, reader)
+    whole = partial(_of("ranged", "WholeShardParser"), reader=of_module)
+    is_format = _of(name, f"is_{name}")
+    return Format(
+        name=name, suffixes=suffixes, unit=unit, recognise=is_format, parser=whole, ranged=of_module, extra=extra
+    )
+
+
+_SHORT_SUFFIXES = {"tar.gz": (".tgz",), "tar.zst": (".tzst",), "jsonl.gz": (".json.gz",), "jsonl.zst": (".json.zst",)}
+
+
 def _compressed(inner: Format) -> list[Format]:
     """Return the rows for `inner` when the whole shard is compressed."""
-    gz, zst = [suffix + ".gz" for suffix in inner.suffixes], []
-    for suffix in inner.suffixes:
-        zst += [suffix + ".zst", suffix + ".zstd"]
-    gz += {"tar": [".tgz"], "jsonl": [".json.gz"]}.get(inner.name, [])
-    zst += {"tar": [".tzst"], "jsonl": [".json.zst"]}.get(inner.name, [])
     parser = partial(_of("compression", "CompressedParser"), inner=inner.parser)
-    return [
-        Format(
-            name=f"{inner.name}.gz",
-            suffixes=tuple(gz),
-            unit="shard",
-            parser=partial(parser, decompressor=_of("compression", "Gunzip")),
-        ),
-        Format(
-            name=f"{inner.name}.zst",
-            suffixes=tuple(zst),
-            unit="shard",
-            parser=partial(parser, decompressor=_of("compression", "Unzstd")),
-            extra="zstd",
-        ),
-    ]  # fmt: skip
+    rows = []
+    for kind, endings, extra in (("gz", (".gz",), None), ("zst", (".zst", ".zstd"), "zstd")):
+        name = f"{inner.name}.{kind}"
+        suffixes = [suffix + ending for suffix in inner.suffixes for ending in endings]
+        suffixes += _SHORT_SUFFIXES.get(name, ())
+        parser_of_kind = partial(parser, compression=kind)
+        rows.append(Format(name=name, suffixes=tuple(suffixes), unit="shard", parser=parser_of_kind, extra=extra))
+    return rows
 
 
-_STREAMED = (
+_STREAMED = [
     Format(name="tar", suffixes=(".tar",), unit="sample", recognise=_is_tar, parser=TarParser),
-    Format(
-        name="recordio",
-        suffixes=(".rec", ".recordio"),
-        unit="sample",
-        recognise=_of("recordio", "is_recordio"),
-        parser=_of("recordio", "RecordIOParser"),
-        decide=partial(_decide, "recordio"),
-    ),
-    Format(
-        name="tfrecord",
-        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
-        unit="sample",
-        recognise=_of("tfrecord", "is_tfrecord"),
-        parser=_of("tfrecord", "TFRecordParser"),
-        decide=partial(_decide, "tfrecord"),
-    ),
-    Format(
-        name="jsonl",
-        suffixes=(".jsonl", ".ndjson", ".jsonlines"),
-        unit="sample",
-        recognise=_of("jsonl", "is_jsonl"),
-        parser=_of("jsonl", "JsonLinesParser"),
-    ),
-    Format(
-        name="mds",
-        suffixes=(".mds",),
-        unit="sample",
-        recognise=_of("mds", "is_mds"),
-        parser=_of("mds", "MdsParser"),
-        head=_of("mds", "look_head"),
-    ),
-    Format(name="recordio-raw", unit="sample", parser=partial(_of("recordio", "RecordIOParser"), content="record")),
-    Format(name="recordio-mxnet", unit="sample", parser=partial(_of("recordio", "RecordIOParser"), content="mxnet")),
-    Format(name="tfrecord-raw", unit="sample", parser=partial(_of("tfrecord", "TFRecordParser"), content="record")),
-    Format(name="jsonl-columns", unit="sample", parser=_of("jsonl_columns", "JsonColumnsParser")),
-    Format(
-        name="tfrecord-example", unit="sample", parser=partial(_of("tfrecord", "TFRecordParser"), content="example")
-    ),
-)
+    *_streamed("recordio", "RecordIOParser", ".rec", ".recordio", contents=("raw", "mxnet")),
+    *_streamed("tfrecord", "TFRecordParser", ".tfrecord", ".tfrecords", ".tfrec", contents=("raw", "example")),
+    *_streamed("jsonl", "JsonLinesParser", ".jsonl", ".ndjson", ".jsonlines"),
+    Format(name="jsonl-columns", unit="sample", parser=_of("jsonl", "JsonColumnsParser")),
+    *_streamed("mds", "MdsParser", ".mds", has_head=True),
+]
+_RANGED = [
+    _ranged("zip", "ZipReader", ".zip", unit="sample"),
+    _ranged("parquet", "ParquetReader", ".parquet", ".pq", unit="block", extra="parquet"),
+]
 
-_RANGED = (
-    Format(
-        name="zip",
-        suffixes=(".zip",),
-        unit="sample",
-        recognise=_of("zip", "is_zip"),
-        parser=partial(_of("ranged", "WholeShardParser"), reader=_of("zip", "ZipReader")),
-        ranged=_of("zip", "ZipReader"),
-    ),
-    Format(
-        name="parquet",
-        suffixes=(".parquet", ".pq"),
-        unit="block",
-        recognise=_of("parquet", "is_parquet"),
-        parser=partial(_of("ranged", "WholeShardParser"), reader=_of("parquet", "ParquetReader")),
-        ranged=_of("parquet", "ParquetReader"),
-        extra="parquet",
-    ),
-)
-
-_COMPRESSED = [row for inner in _STREAMED for row in _compressed(inner)]
-
-FORMATS: dict[str, Format] = {row.name: row for row in (*_STREAMED[:4], *_RANGED, *_STREAMED[4:], *_COMPRESSED)}
-"""All formats by name, in the order in which `detect` tries them."""
+FORMATS: dict[str, Format] = {
+    row.name: row
+    for row in (*_STREAMED[:-1], *_RANGED, _STREAMED[-1], *(row for inner in _STREAMED for row in _compressed(inner)))
+}
+"""All formats by name, in the order in which `detect` tries them: MDS, which has no magic number, after all others."""
 
 _KNOWN = f"{', '.join(name for name in FORMATS if not {'-', '.'} & set(name))}, some of them also as .gz and .zst"
 
+_CONTAINERS = frozenset({"bzip2", "xz", "lz4", "HDF5"})
+"""Containers that may hold what the object's name says, in a way that is not supported."""
+
+CHECKSUM_HEAD_BYTES = 64 * 1024
+"""Bytes from the start of a shard that are enough for ``has_checksums``.
+
+The header of a Parquet page can be long because it holds the smallest and the largest value.
+"""
+
+_LITDATA = re.compile(r"(?:^|/)chunk-\d+-\d+(?:\.\w+)?\.bin$").search
 _OF = re.compile(r"-\d+-of-\d+(?=\.[a-z0-9]+$|$)")
 """The shard number, as in ``data.tfrecord-00003-of-00100``, that writers of TensorFlow and Beam put next to the suffix."""
 
@@ -271,10 +256,21 @@ def detect(name: str, head: Buffer = b"") -> str:
     what = f"it seems to be {seems}, which is not supported" if seems else "its format is not known"
     if seems in {"gzip", "zstd"}:
         what = f"it is {seems}, and neither its name nor its first bytes say of what"
-    if format_of_name(name) is not None and seems not in CONTAINERS:
+    if format_of_name(name) is not None and seems not in _CONTAINERS:
         raise CorruptShardError(what, hint=f"{hint}; is its name right?", shard=name, offset_bytes=0)
     hint = conversion_hint(name) or f"{hint}; give it the suffix of one, or say shards(url, format='tar')"
     raise UnsupportedFormatError(what, hint=hint, shard=name)
+
+
+def conversion_hint(name: str) -> str | None:
+    """Return how to convert the object called `name` if it is a shard that only another library reads, else None."""
+    if _LITDATA(name) is None:
+        return None
+    url = name.rpartition("/")[0]
+    return (
+        'these are chunks of LitData, which only LitData reads. This converts them: python -c "import litdata, penstock; '
+        f"penstock.pack(litdata.StreamingDataset('{url}/'), 's3://bucket/packed/')\""
+    )
 
 
 def _of_head(name: str, start: bytes) -> str | None:
@@ -359,3 +355,27 @@ def _row(format_name: str) -> Format:
         hint = f"did you mean {near[0]!r}?" if near else f"supported: {_KNOWN}"
         raise ConfigError(f"format {format_name!r} does not exist", hint=hint)
     return FORMATS[format_name]
+
+
+def has_checksums(format_name: str, head: Buffer) -> bool:
+    """Whether every value of a shard is covered by a checksum that its parser verifies.
+
+    Args:
+        format_name: A key of ``FORMATS``.
+        head: uint8[up to CHECKSUM_HEAD_BYTES], the shard's first bytes. Only the first zstd frame, or the first page of a
+            Parquet file, is examined.
+    """
+    if format_name.endswith(".gz") or format_name.startswith(("tfrecord", "zip")):
+        return True
+    if format_name.endswith(".zst"):
+        return len(head) > 4 and bool(head[4] & 0b100)  # the flags of a frame, and the one for a checksum
+    if format_name.startswith("parquet"):
+        from penstock.formats.parquet_headers import read_struct
+
+        try:
+            return 4 in read_struct(
+                bytes(head[4:])
+            )  # the field ``crc`` of the first page, which follows the magic string
+        except ValueError:
+            return False
+    return False

@@ -1,4 +1,4 @@
-"""The sample, which every parser returns and every writer takes, and how the names of members form samples.
+"""The sample, which every parser returns and every writer takes, and how the names of members and objects form samples.
 
 The naming rules are those of WebDataset, because existing shards follow them. A member's path up to the *first* dot of its
 basename is the sample's key, and the rest, in lower case, is the field. Adjacent members with the same key form one sample.
@@ -12,17 +12,23 @@ Writers are stricter than readers: they refuse what would not read back equal, a
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from penstock.errors import CorruptShardError
-    from penstock.types import Buffer
+    from collections.abc import Iterable, Sequence
 
 RESERVED_FIELDS = frozenset({"__key__", "__shard__", "__position__", "__valid__"})
 """Names that the loader adds to a sample or a batch. No stored field may have one of them."""
 
+NO_EXTENSION = "data"
+"""Field name of an object whose name has no extension."""
+
+ITEM_BYTES = {"B": 1, "b": 1, "H": 2, "h": 2, "e": 2, "I": 4, "i": 4, "f": 4, "Q": 8, "q": 8, "d": 8}
+"""Size of each type that occurs, by its letter in ``struct``. Native order is little endian, as in all formats."""
+
+_BOUNDARIES = ("/", ".", "_", "-")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -68,54 +74,6 @@ LOST = Sample("", {}, 0)
 
 It keeps the position in the order, and is never delivered.
 """
-
-
-class Parser(Protocol):
-    """Turns the bytes of one shard into samples. Chunks may end at any byte, and a parser does no I/O.
-
-    A format that can only be read from its start, such as gzip, refuses any other ``start_offset_bytes`` at construction.
-
-    Attributes:
-        skipped_samples: Number of corrupt samples that were skipped under the policy.
-        skipped_bytes: Number of bytes that were skipped.
-        skipped_error: The first error that led to skipping.
-        decided_format: The more specific format that the shard's first record determined. None before that, and for formats
-            whose name already states the content of records.
-    """
-
-    skipped_samples: int
-    skipped_bytes: int
-    skipped_error: CorruptShardError | None
-    decided_format: str | None
-
-    @property
-    def pending(self) -> bool:
-        """Whether bytes of the last chunk are waiting for ``feed(b"")``.
-
-        Compressed shards are decompressed in pieces of bounded size.
-        """
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held because their sample is not complete yet."""
-
-    @property
-    def offset_bytes(self) -> int:
-        """Offset in the shard up to which it was fed; bytes before the start count."""
-
-    def feed(self, data: Buffer) -> list[Sample]:
-        """Parse the next bytes. Returns the samples that are now complete.
-
-        Raises:
-            CorruptShardError: The data is corrupt. The parser cannot be used any further.
-        """
-
-    def finish(self) -> list[Sample]:
-        """Note the end of the shard. Returns the last samples.
-
-        Raises:
-            CorruptShardError: The shard ended inside a sample.
-        """
 
 
 def is_metadata(name: bytes) -> bool:
@@ -189,3 +147,113 @@ def _check_text(what: str, text: str) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{what} {text!r} cannot be written as UTF-8") from None
     return text
+
+
+# ── objects as samples ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ObjectGroup(NamedTuple):
+    """One sample: its key, and for each field the key of the object that holds it, in listed order."""
+
+    key: str
+    members: dict[str, str]
+
+
+def group_objects(keys: Iterable[str], *, group_by: Literal["stem"] | None = None) -> list[ObjectGroup]:
+    """Group objects into samples, in the order of their first objects.
+
+    Args:
+        keys: Object keys, as listed.
+        group_by: With None, each object is a sample with the object's key, and its only field is named after the extension
+            in lower case (``data`` if it has none). With ``stem``, objects whose paths are equal up to the first dot of
+            the basename form one sample. That path is its key, and the rest of each name, in lower case, is a field, as
+            in WebDataset; hidden objects and objects without a dot belong to no sample.
+
+    Raises:
+        ConfigError: `group_by` has another value.
+        DataError: Two objects give the same field of one sample, or a field has a name that penstock reserves.
+
+    Cost: O(objects) in time and memory.
+    """
+    if group_by not in {None, "stem"}:
+        raise ConfigError(f"group_by={group_by!r} is neither None nor 'stem'")
+    groups: dict[str, dict[str, str]] = {}
+    for key in keys:
+        member = member_of(key, group_by)
+        if member is None:
+            continue
+        sample_key, field = member
+        members = groups.setdefault(sample_key, {})
+        if field in members or field in RESERVED_FIELDS:
+            why = f"is a second field {field!r}" if field in members else f"has the field {field!r}, penstock's own"
+            raise DataError(f"object {key!r} {why}", sample_key=sample_key, field=field)
+        members[field] = key
+    return [ObjectGroup(key, members) for key, members in groups.items()]
+
+
+def member_of(key: str, group_by: Literal["stem"] | None) -> tuple[str, str] | None:
+    """Key of the sample that an object belongs to, and the field that it is there; None if it belongs to no sample.
+
+    Args:
+        key: Object key, as listed.
+        group_by: How keys become samples, as for ``group_objects``.
+    """
+    if key.endswith("/"):
+        return None
+    if group_by is not None:
+        return split_name(key)
+    name, _, extension = key.rpartition("/")[2].rpartition(".")
+    return key, extension.lower() if name and extension else NO_EXTENSION
+
+
+def likeness(key: str, names: Iterable[str]) -> str:
+    """Describe, for an error message, what keys a table contains that lacks a sample's key.
+
+    Args:
+        key: The sample's key.
+        names: The keys in the table.
+
+    Returns:
+        A phrase with one of the names and, if it differs from the key only by a prefix or suffix, that difference.
+    """
+    first = None
+    for name in names:
+        first = first or name
+        for longer, shorter, whose in ((name, key, "its names"), (key, name, "samples' keys")):
+            more = longer.removesuffix(shorter)
+            if shorter and more.endswith(_BOUNDARIES) and more != longer:
+                return f"it has {name!r}: {whose} begin with {more!r}"
+            more = longer.removeprefix(shorter)
+            if shorter and more.startswith(_BOUNDARIES) and more != longer:
+                return f"it has {name!r}: {whose} end with {more!r}"
+    return "it is empty" if first is None else f"its names are like {first!r}"
+
+
+# ── numbers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def typed(value: memoryview, form: str, shape: Sequence[int] | None = None) -> memoryview:
+    """Return `value`, uint8[length], as a view of items of type `form` with `shape`; None is one dimension of any length.
+
+    Raises:
+        ValueError: The length does not match.
+    """
+    item_bytes = ITEM_BYTES[form]
+    if shape is None:
+        shape = (len(value) // item_bytes,)
+    size_bytes = item_bytes
+    for extent in shape:
+        size_bytes *= extent
+    if size_bytes != len(value):
+        raise ValueError(f"{len(value)} bytes are not items of {item_bytes} bytes in shape {tuple(shape)}")
+    if form == "e" or not size_bytes or not shape:  # ``cast`` cannot create this shape
+        import numpy as np
+
+        return view_of_array(np.frombuffer(value, np.dtype(form)).reshape(shape))
+    view: Any = value
+    return cast("memoryview", view.cast(form, list(shape)) if form != "B" or len(shape) > 1 else view)
+
+
+def view_of_array(array: Any) -> memoryview:
+    """Return a view of a NumPy array with its type and shape."""
+    return memoryview(array)

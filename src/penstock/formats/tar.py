@@ -15,6 +15,12 @@ otherwise ``cat a.tar b.tar`` would lose b, as it does with ``tarfile``. Sparse 
 volume, and global PAX headers that name or size all later members are valid but not supported, and raise an error under
 every policy. An archive may end without the mark at the boundary of a member, as all tar readers accept; 0 bytes are thus
 an archive without members.
+
+With ``skip_sample``, parsing continues at the next valid header. A header only contains the length of its member, so after a
+corrupt one the parser searches for the next: a block at a multiple of 512 bytes that contains ``ustar`` and a correct
+checksum. It skips both the sample before the corrupt bytes and the first sample after them, because each may lack a member,
+and half a sample is worse than none. Old archives (v7) do not contain ``ustar``, so the rest of such an archive is skipped. A
+tar stored inside a tar looks like a part of it; such a shard is better read with ``skip_shard``.
 """
 
 from __future__ import annotations
@@ -22,7 +28,8 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from penstock.formats.magic import look
+from penstock.errors import CorruptShardError
+from penstock.formats.parsing import OnCorrupt, Parser
 from penstock.formats.sample import RESERVED_FIELDS, Sample, decode_name, is_metadata
 from penstock.formats.tar_header import (
     BLOCK_BYTES,
@@ -34,15 +41,16 @@ from penstock.formats.tar_header import (
     Header,
     byte_sum,
     is_harmless,
+    is_header,
     pax_records,
     read_header,
     read_sum,
 )
-from penstock.formats.tar_recovery import RecoveringParser
 
 if TYPE_CHECKING:
-    from penstock.errors import CorruptShardError, UnsupportedFormatError
-    from penstock.formats.parsing import OnCorrupt
+    from collections.abc import Iterator
+
+    from penstock.errors import UnsupportedFormatError
 
 META_BYTES_MAX = 1 << 20
 """Largest long-name or PAX header. Paths have at most 4 KiB, so this is generous, yet it bounds what garbage can claim."""
@@ -60,13 +68,13 @@ FIELDS_KNOWN_MAX = (
 SUMS_KNOWN_MAX = 16384  # remembered checksums; a shard has a few hundred distinct ones
 
 
-class TarParser(RecoveringParser):
+class TarParser(Parser):
     """Samples of one tar shard.
 
     Args:
         shard: URL or key, for error messages.
         start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` and ``tar_recovery.py`` describe.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes.
 
     Cost: holds one incomplete sample. Slices of a chunk keep that chunk alive.
     """
@@ -99,6 +107,10 @@ class TarParser(RecoveringParser):
         self._long_name: bytes | None = None
         self._pax: dict[bytes, bytes] | None = None
         self._member_offset_bytes: int | None = None  # offset of the first of them
+        # the search for a header after corrupt bytes
+        self._lost_offset_bytes: int | None = None  # offset from which no header has been found yet
+        self._partial = False  # whether the next sample may lack a member
+        self._after_bytes = 0  # offset in the shard at which the headers that caused the last error end
 
     @property
     def held_bytes(self) -> int:
@@ -107,7 +119,74 @@ class TarParser(RecoveringParser):
             return self._offset_bytes - self._sample.offset_bytes
         return 0 if self._joined is None else len(self._joined)
 
-    def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
+    def _parse(self, view: memoryview, samples: list[Sample]) -> None:
+        at = 0
+        while True:
+            if self._lost_offset_bytes is not None:
+                at = self._seek(view, at)
+                if self._lost_offset_bytes is not None:
+                    return
+            count = len(samples)
+            try:
+                self._parse_rest(view, at, samples)
+            except CorruptShardError as error:
+                self._drop_partial(samples, count)
+                if self._on_corrupt != "skip_sample" or error.offset_bytes is None:
+                    raise
+                at = self._lose(error, error.offset_bytes)
+            else:
+                self._drop_partial(samples, count)
+                return
+
+    def _drop_partial(self, samples: list[Sample], count: int) -> None:
+        """Remove the first sample after corrupt bytes; `count` is the number of samples before this round."""
+        if self._partial and len(samples) > count:
+            self._partial = False
+            sample = samples.pop(count)
+            self.skipped_samples += 1
+            self.skipped_bytes += sample.size_bytes or 0
+
+    def _lose(self, error: CorruptShardError, offset_bytes: int) -> int:
+        """Note the error. Returns where in the chunk to search for a header: at the first block after the corrupt ones.
+
+        It is not the first block after the offset of the error. That may lie in an earlier chunk, and then the result would
+        depend on how the shard is cut into chunks.
+        """
+        begin_bytes = self._drop()
+        self._note(error, 0)
+        self._lost_offset_bytes = offset_bytes if begin_bytes is None else min(begin_bytes, offset_bytes)
+        self._partial = True
+        return self._after_bytes - self._offset_bytes
+
+    def _seek(self, view: memoryview, at: int) -> int:
+        """Find the next header in view[at:]; if there is none, skip all of it."""
+        tail, self._tail = self._tail, b""
+        if tail:
+            at = BLOCK_BYTES - len(tail)
+            block = tail + view[:at]
+            if len(block) < BLOCK_BYTES:
+                self._tail = block
+                return at
+            if block[257:262] == b"ustar" and is_header(block):
+                self._tail = tail  # treat it like an ordinary tail
+                return self._found(0, len(tail))
+        else:
+            at += -(self._offset_bytes + at - self._start_offset_bytes) % BLOCK_BYTES
+        while at + BLOCK_BYTES <= len(view):
+            if bytes(view[at + 257 : at + 262]) == b"ustar" and is_header(bytes(view[at : at + BLOCK_BYTES])):
+                return self._found(at, 0)
+            at += BLOCK_BYTES
+        self._tail = bytes(view[at:])
+        return at
+
+    def _found(self, at: int, tail_bytes: int) -> int:
+        assert self._lost_offset_bytes is not None
+        self.skipped_bytes += self._offset_bytes + at - tail_bytes - self._lost_offset_bytes
+        self._lost_offset_bytes = None
+        return at
+
+    def _parse_rest(self, view: memoryview, at: int, samples: list[Sample]) -> None:
+        """Parse view[at:]. If `at` is 0, first finish what the last chunk left incomplete."""
         if not at:
             at = self._resume(view, samples)
         if not self._ended and self._groups is not None and not self._partial:
@@ -132,7 +211,7 @@ class TarParser(RecoveringParser):
         self._close_sample(samples, self._offset_bytes)
         self._drop_partial(samples, 0)
 
-    def _forget(self) -> int | None:
+    def _drop(self) -> int | None:
         begin_bytes = self._sample.offset_bytes if self._sample is not None else None
         self._sample, self._fields, self._key, self._prefix = None, {}, b"", b"\0"
         self._tail, self._skip_bytes, self._joined, self._missing_bytes = b"", 0, None, 0
@@ -317,7 +396,7 @@ class TarParser(RecoveringParser):
         try:
             header = read_header(block)
         except ValueError as error:
-            hint = self._hint(block, offset_bytes)
+            hint = self._start_hint(block, offset_bytes)
             raise self._corrupt_until(after_bytes, str(error), offset_bytes, hint=hint) from None
         if self._member_offset_bytes is None:
             self._member_offset_bytes = offset_bytes
@@ -424,14 +503,6 @@ class TarParser(RecoveringParser):
                 hint="tar archives cannot be joined by cat; repack them, or join them with tar --concatenate",
             )
 
-    def _hint(self, block: bytes, offset_bytes: int) -> str | None:
-        if offset_bytes != self._start_offset_bytes:
-            return None
-        if offset_bytes:
-            return "reading began there: is it a sample's offset in this version of the shard?"
-        seems = look(block)
-        return f"the object seems to be {seems}" if seems else None
-
     def _duplicate(self, field: str, offset_bytes: int, after_bytes: int) -> CorruptShardError:
         what = f"a second field {field!r} in one sample (names in lower case)"
         return self._corrupt_until(after_bytes, what, offset_bytes)
@@ -444,3 +515,63 @@ class TarParser(RecoveringParser):
         error = super()._corrupt(what, offset_bytes, hint=hint)
         error.sample_key = self._sample.key if self._sample is not None else None
         return error
+
+    def _corrupt_until(
+        self, after_bytes: int, what: str, offset_bytes: int | None, *, hint: str | None = None
+    ) -> CorruptShardError:
+        """Return the error of ``_corrupt`` where parsing may continue at the first block from `after_bytes` on."""
+        self._after_bytes = after_bytes
+        return self._corrupt(what, offset_bytes, hint=hint)
+
+
+class ArchiveSplitter:
+    """Cuts a stream of archives, one behind the other as a pipe carries them, into the archives.
+
+    The parser takes data after an end-of-archive mark for damage, and in an object it is. The splitter walks from header to
+    header and cuts the stream where an archive begins behind the mark of another one, so that each gets its own parser.
+    Members of more than 8 GiB must state their size in the header itself.
+
+    Cost: holds less than a header.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""  # the first bytes of a header
+        self._skip_bytes = 0  # to the next header
+        self._has_ended = False
+        self._is_passing = False  # after a block that is no header, which the parser reports
+
+    def feed(self, data: bytes) -> Iterator[tuple[memoryview, bool]]:
+        """Yield the next pieces of the stream, and for each whether another archive begins behind it."""
+        view = memoryview(self._held + data if self._held else data)
+        start = at = 0
+        while not self._is_passing:
+            step = min(self._skip_bytes, len(view) - at)
+            at, self._skip_bytes = at + step, self._skip_bytes - step
+            if self._skip_bytes or len(view) - at < BLOCK_BYTES:
+                break
+            block = bytes(view[at : at + BLOCK_BYTES])
+            if block == ZERO_BLOCK:
+                self._has_ended = True
+            else:
+                if self._has_ended:
+                    yield view[start:at], True
+                    start, self._has_ended = at, False
+                self._read(block)
+            at += BLOCK_BYTES
+        at = len(view) if self._is_passing else at
+        self._held = bytes(view[at:])
+        if at > start:
+            yield view[start:at], False
+
+    def finish(self) -> bytes:
+        """Return what is held: an incomplete header, if the stream was cut off."""
+        held, self._held = self._held, b""
+        return held
+
+    def _read(self, block: bytes) -> None:
+        try:
+            size_bytes = read_header(block).size_bytes
+        except ValueError:
+            self._is_passing = True
+        else:
+            self._skip_bytes = size_bytes + -size_bytes % BLOCK_BYTES

@@ -1,7 +1,11 @@
-"""Headers of tar members: v7, ustar, GNU and PAX, as POSIX.1-2001 and the GNU manual describe them.
+"""Headers of tar members: v7, ustar, GNU and PAX, as POSIX.1-2001 and the GNU manual describe them, read and written.
 
 Only what determines the position and the name of a member is read; owners, modes and times are ignored. Functions raise
 ``ValueError`` with a description, to which the parser adds the shard and the offset.
+
+In headers that are written, owners and times are zero, and modes are 0644. They are ustar. A name that is long or not ASCII, or
+a size beyond 8 GiB, goes into a PAX header, which every tar since 2001 reads. ustar could also split a long name into a prefix
+and a name, but that is limited to 255 bytes and needs a slash in the right place, so it is not used.
 """
 
 from __future__ import annotations
@@ -19,6 +23,14 @@ ZERO_BLOCK = bytes(BLOCK_BYTES)
 KINDS_REGULAR = frozenset({b"0", b"\0", b"7"})
 KINDS_WITHOUT_DATA = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})  # links, devices, directories, FIFOs
 KINDS_META = frozenset({b"L", b"K", b"x", b"X", b"g"})  # each describes the member after it ("g": all after it)
+
+_NAME_BYTES_MAX = 100
+_SIZE_BYTES_MAX = 8**11 - 1  # 11 octal digits
+
+_HEAD = b"%-100b0000644\0" + b"0000000\0" * 2 + b"%011o\0" + b"%011o\0" % 0
+_TAIL = b"%b" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)
+_TAILS = {kind: (_TAIL % kind, sum(_TAIL % kind) + 8 * 0x20) for kind in (b"0", b"x")}
+"""For each kind of member: the bytes after the checksum, and their contribution to it."""
 
 
 class Header(NamedTuple):
@@ -44,6 +56,15 @@ def read_header(block: bytes) -> Header:
     if kind == b"\0" and name.endswith(b"/"):  # v7 has no separate kind for directories
         kind = b"5"
     return Header(name, kind, 0 if kind in KINDS_WITHOUT_DATA else number(block[124:136]))
+
+
+def is_header(block: bytes) -> bool:
+    """Whether `block`, uint8[512], is the header of a member."""
+    try:
+        read_header(block)
+    except ValueError:
+        return False
+    return True
 
 
 def number(field: bytes) -> int:
@@ -118,3 +139,35 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
 
 def _text(field: bytes) -> bytes:
     return field.split(b"\0", 1)[0]
+
+
+def headers(name: str, size_bytes: int) -> bytes:
+    """Return the header of a member, preceded by a PAX header if ustar cannot represent it; a multiple of 512 bytes."""
+    raw = name.encode("utf-8")
+    records = b""
+    if len(raw) > _NAME_BYTES_MAX or not raw.isascii():
+        records += _record(b"path", raw)
+        raw = name.encode("ascii", "replace")[:_NAME_BYTES_MAX]
+    if size_bytes > _SIZE_BYTES_MAX:
+        records += _record(b"size", b"%d" % size_bytes)
+        size_bytes = 0
+    header = _header(raw, b"0", size_bytes)
+    if not records:
+        return header
+    padding = bytes(-len(records) % BLOCK_BYTES)
+    return _header(b"././@PaxHeader", b"x", len(records)) + records + padding + header
+
+
+def _header(name: bytes, kind: bytes, size_bytes: int) -> bytes:
+    head = _HEAD % (name.ljust(_NAME_BYTES_MAX, b"\0"), size_bytes)
+    tail, tail_sum = _TAILS[kind]
+    return head + b"%06o\0 " % (sum(head) + tail_sum) + tail
+
+
+def _record(keyword: bytes, value: bytes) -> bytes:
+    r"""Return the PAX record ``b"<length> <keyword>=<value>\n"``, whose length includes its own digits."""
+    body = b" %b=%b\n" % (keyword, value)
+    length = len(body)
+    while len(b"%d" % length) + len(body) != length:
+        length = len(b"%d" % length) + len(body)
+    return b"%d" % length + body

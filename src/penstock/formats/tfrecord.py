@@ -13,21 +13,15 @@ the next record is unknown.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from penstock.checksums.crc32c import crc32c
 from penstock.formats.example import key_of, parse_example
-from penstock.formats.magic import look
-from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
+from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt, RecordParser
 from penstock.formats.sample import Sample
 
 if TYPE_CHECKING:
     from penstock.types import Buffer
-
-Content: TypeAlias = Literal["auto", "example", "record"]
-
-DECIDED: dict[Content, str] = {"example": "tfrecord-example", "record": "tfrecord-raw"}
-"""The format of a shard for each content of its first record."""
 
 HEAD_BYTES = 12
 FOOT_BYTES = 4
@@ -53,40 +47,38 @@ def is_tfrecord(head: bytes) -> bool:
     return len(head) >= HEAD_BYTES and _UNPACK(head)[1] == masked_crc(head[:8])
 
 
-class TFRecordParser(FramedParser):
+class TFRecordParser(RecordParser):
     """Samples of one TFRecord shard.
 
-    Args:
-        shard: URL or key, for error messages.
-        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes.
-        content: ``example`` for features as fields, ``record`` for one field of that name, or ``auto`` to decide by the
-            first record.
-
-    Raises:
-        ConfigError: Reading begins inside the shard and `content` is ``auto``.
+    The contents are ``example`` for features as fields, and ``raw`` for one field, ``record``.
 
     Cost: holds one incomplete record. Slices of a chunk keep that chunk alive.
     """
 
-    MAY_BE_EMPTY = True
+    FORMATS = ("tfrecord-example", "tfrecord-raw")
 
     def __init__(
-        self,
-        shard: str,
-        *,
-        start_offset_bytes: int = 0,
-        on_corrupt: OnCorrupt = "raise",
-        content: Content = "auto",
+        self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise", content: str = "auto"
     ) -> None:
-        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._content = content
-        self._check_entry(content, "tfrecord-example or tfrecord-raw")
-        self._is_first = not start_offset_bytes  # whether the next valid record is the first of the shard
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt, content=content)
         self._heads_known: dict[bytes, int] = {}  # stored header -> size of the whole record
 
+    @staticmethod
+    def format_of(record: memoryview) -> str:
+        """Return the format that `record`, the first of a shard, determines.
+
+        An Example must have at least one feature, and its ``__key__``, if it has one, must be a valid key.
+        """
+        try:
+            fields = parse_example(record)
+            if "__key__" in fields:
+                key_of(fields["__key__"])
+        except ValueError:
+            return "tfrecord-raw"
+        return "tfrecord-example" if fields else "tfrecord-raw"
+
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
-        if self._groups is not None and self._content != "record":
+        if self._groups is not None and self._content != "raw":
             at = self._scan_columns(view, at, samples)
         base, length = self._view_offset_bytes, len(view)
         known, content = self._heads_known, "first" if self._is_first else self._content
@@ -102,7 +94,7 @@ class TFRecordParser(FramedParser):
             if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != _UNPACK_CRC(view, end - FOOT_BYTES)[0]:
                 what = f"a record of {len(record)} bytes does not have its CRC32C"
                 self._skip_sample(what, offset_bytes, size_bytes)
-            elif content == "record":
+            elif content == "raw":
                 samples.append(Sample(f"{offset_bytes:012d}", {"record": record}, offset_bytes, size_bytes))
             elif content == "first":
                 content = self._decide(record)
@@ -126,7 +118,7 @@ class TFRecordParser(FramedParser):
         frames = read_frames(view, at)
         if frames is not None and self._is_first:
             self._decide(view[int(frames.starts[0]) : int(frames.ends[0])])
-            if self._content == "record":
+            if self._content == "raw":
                 return at
         found = frames and read_examples(view, frames, self._view_offset_bytes)
         if frames is None or found is None:
@@ -134,22 +126,13 @@ class TFRecordParser(FramedParser):
         self._add_columns(found, samples)
         return int(frames.ends[-1]) + FOOT_BYTES
 
-    def _decide(self, record: memoryview) -> Content:
-        """Determine the content of all records from the first. Returns as what to read them."""
-        found = content_of(record)
-        self.decided_format = DECIDED[found]
-        self._is_first = False
-        if self._content == "auto":
-            self._content = found
-        return self._content
-
     def _read_head(self, head: bytes, offset_bytes: int) -> int:
         size_bytes, crc = _UNPACK(head)
         if masked_crc(head[:8]) != crc:
             raise self._corrupt(
                 f"not a TFRecord shard: the length of a record ({size_bytes}) does not have its CRC32C",
                 offset_bytes,
-                hint=self._hint(head, offset_bytes),
+                hint=self._start_hint(head, offset_bytes),
             )
         if size_bytes > RECORD_BYTES_MAX:
             raise self._corrupt(f"a record claims {size_bytes} bytes, more than {RECORD_BYTES_MAX}", offset_bytes)
@@ -157,21 +140,3 @@ class TFRecordParser(FramedParser):
         if len(self._heads_known) < HEADS_KNOWN_MAX:
             self._heads_known[head] = whole_bytes
         return whole_bytes
-
-    def _hint(self, head: bytes, offset_bytes: int) -> str | None:
-        seems = None if offset_bytes else look(head)
-        return f"the object seems to be {seems}" if seems else self._start_hint(offset_bytes)
-
-
-def content_of(record: memoryview) -> Content:
-    """Determine the content of all records from `record`, the first of the shard.
-
-    An Example must have at least one feature, and its ``__key__``, if it has one, must be a valid key.
-    """
-    try:
-        fields = parse_example(record)
-        if "__key__" in fields:
-            key_of(fields["__key__"])
-    except ValueError:
-        return "record"
-    return "example" if fields else "record"

@@ -21,7 +21,7 @@ from penstock.checksums.crc32 import crc32
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX
-from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
+from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, RangedReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
 from penstock.memory.ranges import merged_spans
 from penstock.types import ByteRange
@@ -75,7 +75,7 @@ def is_zip(head: bytes) -> bool:
     return head.startswith((_LOCAL_SIGNATURE, _END_SIGNATURE))
 
 
-class ZipReader(ShardReader):
+class ZipReader(RangedReader):
     """Reads the samples of one zip shard with the interface of ``ranged.py``. Each sample is a unit.
 
     Cost: two or three reads for the directory, and about 550 bytes of memory per member.

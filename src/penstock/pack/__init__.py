@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.pack.options import advice as advice
     from penstock.pack.packing import Packing as Packing
     from penstock.pack.packing import pack as pack
-    from penstock.pack.progress import Packed as Packed
-    from penstock.pack.progress import PackListener as PackListener
+    from penstock.pack.recipes import Packed as Packed
+    from penstock.pack.recipes import PackListener as PackListener
     from penstock.pack.sequence import SequenceWriter as SequenceWriter
     from penstock.pack.sequence import writer as writer
     from penstock.pack.verification import Verified as Verified
@@ -33,8 +33,8 @@ _ORIGIN = {
     "advice": "options",
     "Packing": "packing",
     "pack": "packing",
-    "Packed": "progress",
-    "PackListener": "progress",
+    "Packed": "recipes",
+    "PackListener": "recipes",
     "SequenceWriter": "sequence",
     "writer": "sequence",
     "Verified": "verification",
@@ -46,7 +46,7 @@ __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
 
 if TYPE_CHECKING:
     from penstock.pack import options as _options
-    from penstock.pack import progress as _progress
+    from penstock.pack import recipes as _recipes
     from penstock.pack import sequence as _sequence
     from penstock.pack import verification as _verification
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         writer = staticmethod(writer)
         advice = staticmethod(advice)
         PackOptions = _options.PackOptions
-        Packed = _progress.Packed
+        Packed = _recipes.Packed
         SequenceWriter = _sequence.SequenceWriter
         Verified = _verification.Verified
 

@@ -20,17 +20,14 @@ from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, HEAD_BYTES, detect, format_of_name
 from penstock.pack.destination import Destination, refuse_inside, split_destination
-from penstock.pack.entries import PlanEntry, PlanMember, relative_names, resolve_sizes
+from penstock.pack.entries import PlanEntry, Roots, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
-from penstock.pack.identity import job_identity, source_digest
 from penstock.pack.job import PackJob, root_url
-from penstock.pack.options import check_format, check_key_field, check_pattern
+from penstock.pack.options import check_format, check_key_field, check_pattern, job_identity, source_digest
 from penstock.pack.plan import PackPlan, ShardPlan
-from penstock.pack.progress import LockedListener, NullListener
-from penstock.pack.recipes import ShardsRecipe
-from penstock.pack.sample_conversion import base_format, losses
+from penstock.pack.recipes import NullListener, ShardsRecipe
 from penstock.pack.workers import ExecutionOptions
-from penstock.pack.written_formats import FORMATS_WRITTEN
+from penstock.pack.written_formats import FORMATS_WRITTEN, base_format, losses
 from penstock.pipeline import Pipeline, Shards, shards
 from penstock.sources.shards import ShardFinder
 from penstock.system.tracebacks import boundary
@@ -39,8 +36,7 @@ from penstock.types import ByteRange
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from penstock.pack.progress import Packed, PackListener
-    from penstock.pack.recipes import ShardGroup
+    from penstock.pack.recipes import Packed, PackListener, ShardGroup
     from penstock.pipeline.factories import ConnectionOptions
     from penstock.sources.shards import Shard
 
@@ -76,7 +72,7 @@ def convert(
         key_field: Name of a field that takes the samples' keys, for formats that store none. With ``"__key__"``, TFRecord
             stores them so that penstock reads them back as the samples' keys.
         fields: Fields that are taken, and their names: ``"image/encoded=jpg,image/class/label=cls"``; None takes all.
-        allow_loss: Whether to convert although the format cannot hold everything, see ``penstock.pack.sample_conversion``.
+        allow_loss: Whether to convert although the format cannot hold everything, see ``penstock.pack.written_formats``.
         append: Whether to add shards to those that exist.
         overwrite: Whether to replace the shards that penstock wrote there.
         verify: Whether to read every shard back and compare it with its index.
@@ -101,7 +97,7 @@ def convert(
     with Conversion(source, destination, options, connection=connection) as conversion:
         conversion.plan(append=append, overwrite=overwrite)
         conversion.save()
-        return conversion.run(execution, LockedListener(listener or NullListener()))
+        return conversion.run(execution, listener or NullListener())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +200,14 @@ class Conversion(PackJob):
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
             refuse_inside(folder, target.url)
         _refuse_losses(found, self._source, options)
-        plan = self._new_plan(found, target.begin(self._job, self._patterns(), append=append, overwrite=overwrite))
+        is_mds = FORMATS_WRITTEN[options.to].read_as.startswith("mds")
+        starts = target.begin(self._job, self._patterns(), is_mds=is_mds, append=append, overwrite=overwrite)
+        plan = self._new_plan(found, starts)
         names = [shard.name for shard in plan.shards]
         taken = [name for name in names if name in target.present]
         if taken:
             raise ConfigError(f"{target.store.describe(taken[0])} exists", hint="choose another destination")
-        if FORMATS_WRITTEN[options.to].read_as.startswith("mds"):
+        if is_mds:
             target.refuse_index_json(names)
         self._plan = plan
         return plan
@@ -237,25 +235,14 @@ class Conversion(PackJob):
             starts=starts,
             job=self._job,
         )
-        sources = self._sources(found, plan)
+        roots = Roots()
+        sources = [PlanEntry(shard.url, (roots.member("", shard),), {}) for shard in found]
+        self._stores, plan.roots = roots.stores, [root_url(store) for store in roots.stores]
         if options.bytes_max is None:
             plan.shards = _one_from_one(sources, relative_names([shard.url for shard in found]), options.to)
         else:
             plan.shards = _recut(sources, self._source, patterns[""], options.bytes_max, starts[""])
         return plan
-
-    def _sources(self, found: list[Shard], plan: PackPlan) -> list[PlanEntry]:
-        """Return the source shards as entries of `plan`, and set its roots."""
-        roots: dict[int, int] = {}
-        entries = []
-        for shard in found:
-            if id(shard.store) not in roots:
-                roots[id(shard.store)] = len(roots)
-                self._stores.append(shard.store)
-            member = PlanMember("", roots[id(shard.store)], shard.key, shard.size_bytes or 0, shard.etag)
-            entries.append(PlanEntry(shard.url, (member,), {}))
-        plan.roots = [root_url(store) for store in self._stores]
-        return entries
 
     def run(self, execution: ExecutionOptions, listener: PackListener) -> Packed:
         """Write the shards that are not finished, then the index and the manifest.

@@ -18,12 +18,11 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BucketMissingError, ConfigError, DataError, StoreError
-from penstock.formats.mds_writer import index_json
+from penstock.formats.mds import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
-from penstock.pack.identity import differences, job_identity
-from penstock.pack.options import check_pattern, number_in
+from penstock.pack.options import check_pattern, differences, job_identity, number_in
 from penstock.pack.shard_file import MDS_ENTRIES_PREFIX, STATE_PREFIX, UPLOADS_PREFIX, ShardFolder
 from penstock.store.waiting import perform
 from penstock.text.json_text import parse_json
@@ -129,13 +128,14 @@ class Destination(ShardFolder):
         return plan.identity in self._done
 
     def begin(
-        self, job: Mapping[str, Any], patterns: dict[str, str], *, append: bool, overwrite: bool
+        self, job: Mapping[str, Any], patterns: dict[str, str], *, is_mds: bool, append: bool, overwrite: bool
     ) -> dict[str, int]:
         """Return the first number in the shards' names of a new packing, by split. Nothing is written before ``save``.
 
         Args:
             job: Description of the packing, from ``PackOptions.job``.
             patterns: Pattern of the shards' names, by split.
+            is_mds: Whether the shards are MDS, whose folder has an ``index.json``.
             append: Whether to continue the numbers of the shards that are stored here.
             overwrite: Whether to replace the shards that packings wrote here.
 
@@ -172,6 +172,8 @@ class Destination(ShardFolder):
                     hint="move it away, or choose other names with --name",
                 )
             starts[split] = max(numbers, default=-1) + 1
+        if is_mds:
+            self.refuse_index_json(patterns.values())
         return starts
 
     def _what_differs(self, job: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -6,26 +6,30 @@ source alone: listings are in key order, tables and manifests in their own order
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError, ObjectMissingError
-from penstock.formats import format_of_name, group_objects
-from penstock.formats.grouping import NO_EXTENSION, likeness
-from penstock.formats.sample import check_key, split_name
+from penstock.formats import ObjectGroup, format_of_name, group_objects
+from penstock.formats.sample import NO_EXTENSION, check_key, likeness, split_name
 from penstock.index import resolve
-from penstock.pack import tables
-from penstock.pack.fields import cast_value
+from penstock.pack.fields import FieldSpec, cast_value
+from penstock.redaction import public_url
+from penstock.text.json_text import parse_json
 from penstock.text.patterns import common_folder
+from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.pack.fields import FieldSpec
     from penstock.pack.options import PackOptions
     from penstock.sources.shards import Shard
     from penstock.store import Store
+    from penstock.types import Buffer
 
+_FILE_COLUMNS = ("file", "path", "url", "uri", "filename", "file_name", "image", "image_path")
 _SHARDS = {"tar", "tfrecord", "recordio", "mds"}
 
 
@@ -71,6 +75,25 @@ class PlanEntry(NamedTuple):
         for name, value in self.values.items():
             sizes[name] = len(value) if isinstance(value, bytes) else len(str(value).encode())
         return sizes
+
+
+class Roots:
+    """The stores of members, numbered in the order in which they come.
+
+    Attributes:
+        stores: The stores.
+    """
+
+    def __init__(self) -> None:
+        self.stores: list[Store] = []
+        self._numbers: dict[int, int] = {}
+
+    def member(self, field: str, shard: Shard) -> PlanMember:
+        """Return an object as a member, whose sizes ``resolve_sizes`` has set."""
+        number = self._numbers.setdefault(id(shard.store), len(self.stores))
+        if number == len(self.stores):
+            self.stores.append(shard.store)
+        return PlanMember(field, number, shard.key, shard.size_bytes or 0, shard.etag)
 
 
 class SourceListing(NamedTuple):
@@ -122,30 +145,20 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
         by_name[name] = shard
         wanted.append(name)
     resolve_sizes(by_name.values())
-    roots: dict[int, tuple[int, Store]] = {}
-    for shard in by_name.values():
-        roots.setdefault(id(shard.store), (len(roots), shard.store))
-    entries = []
+    roots, entries = Roots(), []
     for group in _grouped(wanted, options):
-        members = []
-        for field, name in _chosen(group.key, group.members, options.specs).items():
-            shard = by_name[name]
-            members.append(PlanMember(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
+        chosen = _chosen(group.key, group.members, options.specs)
+        members = [roots.member(field, by_name[name]) for field, name in chosen.items()]
         entries.append(PlanEntry(_checked(group.key), tuple(members), {}))
     if not entries:
         raise ObjectMissingError(f"no files to pack ({passed_over} files were passed over)", operation="LIST")
-    return SourceListing([store for _, store in roots.values()], entries, passed_over, None)
+    return SourceListing(roots.stores, entries, passed_over, None)
 
 
-class _FileGroup(NamedTuple):
-    key: str
-    members: dict[str, str]
-
-
-def _grouped(names: list[str], options: PackOptions) -> Iterable[_FileGroup]:
+def _grouped(names: list[str], options: PackOptions) -> Iterable[ObjectGroup]:
     if options.group_by == "stem":
-        return [_FileGroup(group.key, group.members) for group in group_objects(names, group_by="stem")]
-    groups: dict[str, _FileGroup] = {}
+        return group_objects(names, group_by="stem")
+    groups: dict[str, ObjectGroup] = {}
     for name in names:
         folder, slash, base = name.rpartition("/")
         stem, dot, extension = base.rpartition(".")
@@ -153,7 +166,7 @@ def _grouped(names: list[str], options: PackOptions) -> Iterable[_FileGroup]:
         if key in groups:
             first = next(iter(groups[key].members.values()))
             raise DataError(f"files {first!r} and {name!r} are both sample {key!r}", hint="group_by='stem' joins them")
-        groups[key] = _FileGroup(key, {(extension if dot else NO_EXTENSION).lower(): name})
+        groups[key] = ObjectGroup(key, {(extension if dot else NO_EXTENSION).lower(): name})
     return groups.values()
 
 
@@ -226,6 +239,62 @@ def resolve_sizes(shards: Iterable[Shard]) -> None:
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
+    """Return the rows of a table in its order; the name's suffix decides how it is read.
+
+    Raises:
+        DataError: The data is not such a table; the message names the line if one is at fault.
+        ConfigError: The table is Parquet, and pyarrow is not installed.
+    """
+    name = public_url(url).lower()
+    if name.endswith(".parquet"):
+        return _parquet(data, url)
+    try:
+        text = bytes(data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the table is not UTF-8 ({error})", shard=url) from error
+    if name.endswith((".csv", ".tsv")):
+        return _csv(text, "\t" if name.endswith(".tsv") else ",", url)
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"line {number} of the table is not JSON ({error})", shard=url) from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of the table is not a JSON object", shard=url)
+        rows.append(row)
+    return rows
+
+
+def _csv(text: str, delimiter: str, url: str) -> list[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(
+                    f"line {reader.line_num} of the table does not have as many values as the header", shard=url
+                )
+            rows.append(dict(row))
+    except csv.Error as error:
+        raise DataError(f"line {reader.line_num} of the table: {error}", shard=url) from error
+    return rows
+
+
+def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
+    try:
+        from penstock.formats.arrow_values import rows_of_table
+    except ImportError as error:
+        raise ConfigError("Parquet needs pyarrow", hint=install_hint("parquet")) from error
+    try:
+        return rows_of_table(data)
+    except ValueError as error:
+        raise DataError(f"the table cannot be read as Parquet ({error})", shard=url) from error
+
+
 class TableRow(NamedTuple):
     """One row of a table.
 
@@ -249,7 +318,7 @@ def rows_of_table(rows: list[dict[str, Any]], specs: tuple[FieldSpec, ...] | Non
     if not rows:
         raise DataError("the table has no rows", shard=url)
     if specs is None:
-        specs = tables.guess_specs(rows[0], url=url)
+        specs = _guess_specs(rows[0], url=url)
     found, keys = [], set()
     for number, row in enumerate(rows):
         key = _checked(str(row.get("__key__") or f"{number:09d}"))
@@ -269,21 +338,32 @@ def rows_of_table(rows: list[dict[str, Any]], specs: tuple[FieldSpec, ...] | Non
     return found
 
 
+def _guess_specs(row: dict[str, Any], *, url: str) -> tuple[FieldSpec, ...]:
+    """Return the fields of a table for which none were given: the file from a column with a usual name, and all others.
+
+    Raises:
+        ConfigError: No column of the first row, `row`, has a usual name for files.
+    """
+    column = next((name for name in _FILE_COLUMNS if name in row), None)
+    if column is None:
+        raise ConfigError(
+            f"no column of {url} ({', '.join(map(str, row))}) has a usual name for files",
+            hint="name it: --fields path=jpg:file,label=cls:int",
+        )
+    base = str(row[column]).rpartition("/")[2]
+    extension = base.partition(".")[2].lower() or "data"
+    others = [FieldSpec(name, name.lower(), None) for name in row if name not in (column, "__key__")]
+    return (FieldSpec(column, extension, "file"), *others)
+
+
 def entries_of_rows(rows: list[TableRow], shards: list[Shard]) -> SourceListing:
     """Return the samples of a table. `shards` are the objects of the rows' files, in the order of the rows."""
     resolve_sizes(shards)
-    roots: dict[int, tuple[int, Store]] = {}
-    for shard in shards:
-        roots.setdefault(id(shard.store), (len(roots), shard.store))
-    waiting = iter(shards)
-    entries = []
-    for row in rows:
-        members = []
-        for field in row.files:
-            shard = next(waiting)
-            members.append(PlanMember(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
-        entries.append(PlanEntry(row.key, tuple(members), row.values))
-    return SourceListing([store for _, store in roots.values()], entries, 0, None)
+    roots, waiting = Roots(), iter(shards)
+    entries = [
+        PlanEntry(row.key, tuple(roots.member(field, next(waiting)) for field in row.files), row.values) for row in rows
+    ]
+    return SourceListing(roots.stores, entries, 0, None)
 
 
 # ── labels, splits ──────────────────────────────────────────────────────────────────────────────────────────────────

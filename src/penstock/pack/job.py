@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from penstock import compose
 from penstock.errors import DataError
-from penstock.pack.progress import Packed
-from penstock.pack.recipes import WorkerSetup
+from penstock.pack.recipes import Packed
 from penstock.pack.verification import check_shard
-from penstock.pack.workers import ThreadWorkerPool
+from penstock.pack.workers import write_in_threads
 from penstock.text.patterns import has_glob, split_glob
 
 if TYPE_CHECKING:
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
     from penstock.index import ShardRow
     from penstock.pack.destination import Destination
     from penstock.pack.plan import PackPlan, ShardPlan
-    from penstock.pack.progress import PackListener
-    from penstock.pack.recipes import Recipe, ShardGroup
-    from penstock.pack.workers import ExecutionOptions, WorkerPool
+    from penstock.pack.recipes import PackListener, Recipe, ShardGroup
+    from penstock.pack.workers import ExecutionOptions
     from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
 
@@ -127,23 +125,32 @@ class PackJob:
         todo = [shard for shard in plan.shards if shard.name not in known]
         samples_count = sum(len(shard.entries) for shard in todo) if plan.kind == "entries" else 0
         listener.planned(len(todo), samples_count, plan.bytes_of(todo))
-        written = self._worker_pool(recipe, options, listener).write(grouped(todo)) if todo else {}
+        written = self._write(grouped(todo), recipe, options, listener) if todo else {}
         rows = [known.get(shard.name) or written[shard.name] for shard in plan.shards]
         if plan.kind == "entries":
             _check_counts(plan.shards, rows)
         destination.finish(plan, rows)
         return Packed(destination.url, tuple(rows), len(written), plan.passed_over)
 
-    def _worker_pool(self, recipe: Recipe, options: ExecutionOptions, listener: PackListener) -> WorkerPool:
+    def _write(
+        self, groups: list[ShardGroup], recipe: Recipe, options: ExecutionOptions, listener: PackListener
+    ) -> dict[str, ShardRow]:
+        destination = self.destination
         if options.executor == "threads":
-            return ThreadWorkerPool(self.destination, self._stores, recipe, options=options, listener=listener)
-        from penstock.pack.ray import RayWorkerPool
+            return write_in_threads(groups, destination, self._stores, recipe, options=options, listener=listener)
+        from penstock.pack.ray import ClusterTask, write_on_cluster
 
-        destination, roots = self.destination, tuple(self.planned.roots)
-        setup = WorkerSetup(
-            recipe, root_url(destination.store), self._connection, roots, self._source_connection, destination.run
+        task = ClusterTask(
+            recipe,
+            root_url(destination.store),
+            self._connection,
+            tuple(self.planned.roots),
+            self._source_connection,
+            destination.run,
+            options.memory_bytes_max,
+            options.verify,
         )
-        return RayWorkerPool(setup, options=options, listener=listener)
+        return write_on_cluster(groups, task, options=options, listener=listener)
 
 
 def root_url(store: Store) -> str:

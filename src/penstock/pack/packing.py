@@ -10,14 +10,12 @@ from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.formats import format_of_name
 from penstock.index import is_manifest_name
-from penstock.pack import entries, tables
+from penstock.pack import entries
 from penstock.pack.destination import Destination, refuse_inside, split_destination
-from penstock.pack.identity import job_identity, source_digest
 from penstock.pack.job import PackJob, root_url
-from penstock.pack.options import BYTES_MAX, PackOptions
+from penstock.pack.options import BYTES_MAX, PackOptions, is_table_name, job_identity, source_digest
 from penstock.pack.plan import PackPlan, cut
-from penstock.pack.progress import LockedListener, NullListener, Packed
-from penstock.pack.recipes import EntriesRecipe
+from penstock.pack.recipes import EntriesRecipe, NullListener, Packed
 from penstock.pack.sequence import TokenRows, is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Unpack
 
-    from penstock.pack.progress import PackListener
+    from penstock.pack.recipes import PackListener
     from penstock.pipeline.factories import ConnectionOptions
 
 
@@ -158,7 +156,7 @@ def pack(
     with Packing(source, folder, options, connection=connection) as packing:
         packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
         packing.save()
-        return packing.run(execution, LockedListener(listener or NullListener()))
+        return packing.run(execution, listener or NullListener())
 
 
 class Packing(PackJob):
@@ -210,7 +208,7 @@ class Packing(PackJob):
         if self._is_python:
             return ()
         url = os.fspath(self._source)
-        return None if tables.is_table_name(url) or is_manifest_name(url) else (url,)
+        return None if is_table_name(url) or is_manifest_name(url) else (url,)
 
     # ── planning ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,7 +234,8 @@ class Packing(PackJob):
             )
         if self._is_python:
             self._check_python()
-            self._plan = self._empty_plan(job, "sequence", self._begin(job, append=append, overwrite=overwrite))
+            starts = self._begin(job, append=append, overwrite=overwrite)
+            self._plan = PackPlan.of_options(self._options, job, "sequence", starts)
             return self._plan
         listing = self._listed()
         self._check_memory(listing, memory_bytes_max)
@@ -262,28 +261,14 @@ class Packing(PackJob):
 
     def _begin(self, job: dict[str, Any], *, append: bool, overwrite: bool) -> dict[str, int]:
         options = self._options
-        starts = self.destination.begin(job, options.patterns, append=append, overwrite=overwrite)
-        if options.is_mds:
-            self.destination.refuse_index_json(options.patterns.values())
-        return starts
+        return self.destination.begin(job, options.patterns, is_mds=options.is_mds, append=append, overwrite=overwrite)
 
     def _new_plan(self, job: dict[str, Any], listing: entries.SourceListing, starts: dict[str, int]) -> PackPlan:
-        plan = self._empty_plan(job, "entries", starts)
+        plan = PackPlan.of_options(self._options, job, "entries", starts)
         plan.shards = cut(listing.entries, self._options, starts)
         plan.roots = [root_url(store) for store in listing.roots]
         plan.passed_over, plan.classes = listing.passed_over, listing.classes
         return plan
-
-    def _empty_plan(self, job: dict[str, Any], kind: str, starts: dict[str, int]) -> PackPlan:
-        options = self._options
-        return PackPlan(
-            identity=job_identity(job),
-            kind=kind,
-            format=options.format_name,
-            patterns=options.patterns,
-            starts=starts,
-            job=job,
-        )
 
     def _check_python(self) -> None:
         options = self._options
@@ -315,7 +300,7 @@ class Packing(PackJob):
             url = os.fspath(self._source)
             if is_manifest_name(url):
                 listing = self._of_objects(self._objects(manifest=url))
-            elif tables.is_table_name(url):
+            elif is_table_name(url):
                 listing = self._of_table(url)
             else:
                 listing = self._of_objects(self._objects(urls=url))
@@ -343,7 +328,7 @@ class Packing(PackJob):
     def _table(self, url: str) -> list[dict[str, Any]]:
         root, key = compose.split(url)
         with compose.connect(root, **self._connection) as store:
-            return tables.read_table(store.read(key).data, url=url)
+            return entries.read_table(store.read(key).data, url=url)
 
     def _of_table(self, url: str) -> entries.SourceListing:
         table = self._table(url)

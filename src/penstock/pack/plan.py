@@ -12,13 +12,12 @@ import gzip
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import PlanEntry, PlanMember, split_of
-from penstock.pack.identity import unsigned_url
-from penstock.pack.options import PLAN_VERSION
+from penstock.pack.options import PLAN_VERSION, job_identity, unsigned_url
 from penstock.pack.written_formats import stored_bytes, tail_bytes
 from penstock.redaction import public_key, stored_key
 from penstock.text.json_text import parse_json
@@ -67,7 +66,7 @@ class PackPlan:
         shards: Shards to be written; empty for a sequence.
         passed_over: Number of files of the source that belong to no sample.
         classes: Labels as words, in the order of their numbers; None if there are none.
-        job: Description of the sources and options, from ``penstock.pack.identity``; None in a plan of an earlier version.
+        job: Description of the sources and options, from ``PackOptions.job``; None in a plan of an earlier version.
     """
 
     identity: str
@@ -80,6 +79,18 @@ class PackPlan:
     passed_over: int = 0
     classes: list[str] | None = None
     job: dict[str, Any] | None = None
+
+    @classmethod
+    def of_options(cls, options: PackOptions, job: dict[str, Any], kind: str, starts: dict[str, int]) -> Self:
+        """Return a plan without shards, for a packing that `job` describes."""
+        return cls(
+            identity=job_identity(job),
+            kind=kind,
+            format=options.format_name,
+            patterns=options.patterns,
+            starts=starts,
+            job=job,
+        )
 
     @property
     def samples_count(self) -> int:

@@ -1,4 +1,4 @@
-"""A worker pool on a Ray cluster: one task per group of shards, which runs the same code. Ray is imported only here.
+"""Carrying out a plan on a Ray cluster: one task per group of shards, which runs the same code. Ray is imported only here.
 
 The plan defines each shard, so tasks do not depend on each other, and a task that is repeated because its machine was
 lost writes the same bytes under the same name. This process writes the plan before the tasks and the index after them;
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from penstock.index import ShardRow
-    from penstock.pack.progress import PackListener
-    from penstock.pack.recipes import ShardGroup, WorkerSetup
+    from penstock.pack.recipes import PackListener, Recipe, ShardGroup
     from penstock.pack.workers import ExecutionOptions
+    from penstock.pipeline.factories import ConnectionOptions
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -46,8 +46,26 @@ CANCEL_S_MAX = 15.0
 """Seconds that tasks get to drop their open shards after another one failed or the user interrupted."""
 
 
-class _TaskSetup(NamedTuple):
-    setup: WorkerSetup
+class ClusterTask(NamedTuple):
+    """Everything that a machine needs in order to write shards. It pickles.
+
+    Attributes:
+        recipe: Recipe to follow.
+        url: URL of the destination.
+        connection: Connection options of the destination.
+        roots: URLs of the stores that are read.
+        source_connection: Connection options of these stores.
+        run: Name of the run that the machine belongs to.
+        memory_bytes_max: Bytes that reading and writing may hold; None uses the process's budget.
+        verify: Whether each shard is read back when it is finished.
+    """
+
+    recipe: Recipe
+    url: str
+    connection: ConnectionOptions
+    roots: tuple[str, ...]
+    source_connection: ConnectionOptions
+    run: str | None
     memory_bytes_max: int | None
     verify: bool
 
@@ -166,57 +184,48 @@ class RayTasks:
                 self._ray.wait(refs, num_returns=len(refs), timeout=CANCEL_S_MAX)
 
 
-class RayWorkerPool:
-    """A worker pool on a cluster.
+def write_on_cluster(
+    groups: list[ShardGroup], task: ClusterTask, *, options: ExecutionOptions, listener: PackListener
+) -> dict[str, ShardRow]:
+    """Write all shards of `groups`, each group in a task of its own; return their rows by name.
 
     Args:
-        setup: Record that each worker is given.
-        options: Address of the cluster, number of shards at a time, memory limit, and whether shards are verified.
+        groups: Shards in groups that are written one after the other.
+        task: What each machine is given.
+        options: Address of the cluster, and number of shards at a time.
         listener: Receives progress, a group of shards at a time.
+
+    Raises:
+        ConfigError: No cluster answers at the address.
+        PenstockError: The first error of any shard; the others are given up.
+        WorkerDiedError: A shard's machine was lost more than ``RETRIES_MAX`` times.
     """
+    rows: dict[str, ShardRow] = {}
 
-    def __init__(self, setup: WorkerSetup, *, options: ExecutionOptions, listener: PackListener) -> None:
-        self._tasks = RayTasks(address=options.address, tasks_max=options.jobs)
-        self._setup = setup
-        self._options = options
-        self._listener = listener
-        self._rows: dict[str, ShardRow] = {}
-
-    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
-        """Write all shards; see ``WorkerPool.write``.
-
-        Raises:
-            ConfigError: No cluster answers at the address.
-            PenstockError: The first error of any shard; the others are given up.
-            WorkerDiedError: A shard's machine was lost more than ``RETRIES_MAX`` times.
-        """
-        recipe = self._setup.recipe
-        transform = recipe.transform if isinstance(recipe, EntriesRecipe) else None
-        self._tasks.run(
-            _write_group,
-            groups,
-            setup=_TaskSetup(self._setup, self._options.memory_bytes_max, self._options.verify),
-            taken=self._take,
-            describe=lambda group: f"shard {group[0].name!r}",
-            modules=modules_of(transform) if transform is not None else (),
-        )
-        return self._rows
-
-    def _take(self, group: ShardGroup, result: _TaskResult) -> None:
-        del group
-        self._listener.progressed(result.samples_count, result.source_bytes)
+    def take(_: ShardGroup, result: _TaskResult) -> None:
+        listener.progressed(result.samples_count, result.source_bytes)
         for row in result.rows:
-            self._rows[row.key] = row
-            self._listener.finished(row, known=False)
-            if self._options.verify:
-                self._listener.verified(row)
+            rows[row.key] = row
+            listener.finished(row, known=False)
+            if task.verify:
+                listener.verified(row)
+
+    transform = task.recipe.transform if isinstance(task.recipe, EntriesRecipe) else None
+    RayTasks(address=options.address, tasks_max=options.jobs).run(
+        _write_group,
+        groups,
+        setup=task,
+        taken=take,
+        describe=lambda group: f"shard {group[0].name!r}",
+        modules=modules_of(transform) if transform is not None else (),
+    )
+    return rows
 
 
-def _write_group(task: _TaskSetup, group: ShardGroup) -> _TaskResult:
+def _write_group(task: ClusterTask, group: ShardGroup) -> _TaskResult:
     """Write one group of shards; this runs as a Ray task, on any machine of the cluster."""
-    setup, memory_bytes_max, verify = task
-    if memory_bytes_max is not None:
-        set_process_budget(memory_shares(memory_bytes_max, 1, setup.recipe.format).reading_bytes)
+    if task.memory_bytes_max is not None:
+        set_process_budget(memory_shares(task.memory_bytes_max, 1, task.recipe.format).reading_bytes)
     samples_count = source_bytes = 0
 
     def report_progress(samples: int, size_bytes: int) -> None:
@@ -224,15 +233,12 @@ def _write_group(task: _TaskSetup, group: ShardGroup) -> _TaskResult:
         samples_count, source_bytes = samples_count + samples, source_bytes + size_bytes
 
     with ExitStack() as stack:
-        folder = ShardFolder(stack.enter_context(compose.connect(setup.url, **setup.connection)), run=setup.run)
-        stores = [stack.enter_context(compose.connect(url, **setup.source_connection)) for url in setup.roots]
+        folder = ShardFolder(stack.enter_context(compose.connect(task.url, **task.connection)), run=task.run)
+        stores = [stack.enter_context(compose.connect(url, **task.source_connection)) for url in task.roots]
         rows = []
-        for row in setup.recipe.write(WriteContext(folder, stores, _raise_if_stopped, report_progress), group):
-            if verify:
+        # Ray interrupts a task that must stop.
+        for row in task.recipe.write(WriteContext(folder, stores, lambda: None, report_progress), group):
+            if task.verify:
                 check_shard(folder.store, folder.place, row)
             rows.append(row)
     return _TaskResult(rows, samples_count, source_bytes)
-
-
-def _raise_if_stopped() -> None:
-    """Do nothing: Ray interrupts a task that must stop."""

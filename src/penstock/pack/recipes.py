@@ -1,4 +1,4 @@
-"""Recipes: how the shards of a plan are written, from objects or from the samples of other shards.
+"""Recipes: how the shards of a plan are written, from objects or from the samples of other shards, and who hears of it.
 
 A recipe pickles, so that threads of this process and workers on other machines follow the same one.
 """
@@ -22,15 +22,20 @@ from penstock.formats import (
     parser_of,
     ranged_of,
     samples_of,
+    undecoded,
 )
 from penstock.formats.compression import CompressedParser
 from penstock.formats.mds import MdsParser
 from penstock.pack.fields import select_fields
 from penstock.pack.plan import check_sample_size
-from penstock.pack.progress import BYTES_PER_REPORT, SAMPLES_PER_REPORT
-from penstock.pack.sample_conversion import base_format, convert_mds_sample, convert_sample, raw_format
 from penstock.pack.shard_file import ShardFile
-from penstock.pack.written_formats import FORMATS_WRITTEN, with_key_field
+from penstock.pack.written_formats import (
+    FORMATS_WRITTEN,
+    base_format,
+    convert_mds_sample,
+    convert_sample,
+    with_key_field,
+)
 from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
     from penstock.pack.fields import FieldSpec
     from penstock.pack.plan import ShardPlan
     from penstock.pack.shard_file import ShardFolder
-    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
     from penstock.types import Blob, Buffer, ByteRange
 
@@ -55,8 +59,65 @@ they are parsed, and clearing that memory took up to a third of the CPU time of 
 
 Source: docs/development/measurements.md."""
 
+SAMPLES_PER_REPORT = 64
+"""Samples between two reports of progress: a call under a lock for each sample would cost as much as a tar header."""
+
+BYTES_PER_REPORT = 8 * 10**6
+"""Bytes between two reports of progress, for large samples."""
+
 ShardGroup: TypeAlias = "tuple[ShardPlan, ...]"
 """Shards that one thread or task writes one after the other."""
+
+
+class PackListener(Protocol):
+    """Receives the progress of a packing. Calls come from several threads, but never two at a time."""
+
+    def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
+        """This much is left to do. All three are 0 for an iterable, whose size is unknown."""
+
+    def progressed(self, samples_count: int, source_bytes: int) -> None:
+        """This many more samples, read from this many bytes, were taken."""
+
+    def finished(self, row: ShardRow, *, known: bool) -> None:
+        """A shard and its index are stored; if `known`, an earlier run wrote them."""
+
+    def verified(self, row: ShardRow) -> None:
+        """A shard was read back and equals what was written."""
+
+
+class NullListener:
+    """A listener that does nothing."""
+
+    def planned(self, *arguments: Any, **options: Any) -> None:
+        """Do nothing."""
+
+    progressed = finished = verified = planned
+
+
+class Packed(NamedTuple):
+    """The result of a packing.
+
+    Attributes:
+        url: URL of the folder that holds the shards.
+        rows: Rows of the index, one per shard, in the order of the plan.
+        shards_written: Number of shards that this run wrote; an earlier run wrote the others.
+        passed_over: Number of files of the source that belong to no sample.
+    """
+
+    url: str
+    rows: tuple[ShardRow, ...]
+    shards_written: int
+    passed_over: int
+
+    @property
+    def samples_count(self) -> int:
+        """Number of samples in all shards."""
+        return sum(row.samples_count for row in self.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all shards in bytes."""
+        return sum(row.size_bytes for row in self.rows)
 
 
 class WriteContext(NamedTuple):
@@ -84,26 +145,6 @@ class Recipe(Protocol):
 
     def write(self, context: WriteContext, group: ShardGroup) -> Iterator[ShardRow]:
         """Write the shards of `group` one after the other; yield the row of each one when it is finished."""
-
-
-class WorkerSetup(NamedTuple):
-    """Everything that a worker on another machine needs in order to follow a recipe. It pickles.
-
-    Attributes:
-        recipe: Recipe to follow.
-        url: URL of the destination.
-        connection: Connection options of the destination.
-        roots: URLs of the stores that are read.
-        source_connection: Connection options of these stores.
-        run: Name of the run that the worker belongs to.
-    """
-
-    recipe: Recipe
-    url: str
-    connection: ConnectionOptions
-    roots: tuple[str, ...]
-    source_connection: ConnectionOptions
-    run: str | None
 
 
 # ── shards from objects ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -331,7 +372,12 @@ class ShardsRecipe:
 
     def _refuse_lost_key(self, sample: Sample) -> None:
         is_stored = sample.key != f"{sample.offset_bytes:012d}"
-        if is_stored and self.key_field is None and not self.allow_loss and not FORMATS_WRITTEN[self.format].holds_keys:
+        if (
+            is_stored
+            and self.key_field is None
+            and not self.allow_loss
+            and not FORMATS_WRITTEN[self.format].features.keys
+        ):
             raise DataError(
                 f"{self.format} would lose its key",
                 hint="--key-field stores it, --allow-loss (allow_loss=True) does without",
@@ -368,7 +414,7 @@ class ShardsRecipe:
         """Return the format to parse with: records that become records are not decoded."""
         records = ("tfrecord", "recordio")
         is_record = base_format(self.format) in records and self.specs is None and self.key_field is None
-        return raw_format(name) if is_record and base_format(name) in records else name
+        return undecoded(name) if is_record and base_format(name) in records else name
 
     def _read_ranged(self, store: Store, member: PlanMember, url: str, name: str) -> Iterator[_ParsedPart]:
         reader = ranged_of(name, shard=url, size_bytes=member.size_bytes, on_corrupt=self.on_corrupt)

@@ -18,7 +18,6 @@ from penstock.formats.sample import check_key
 from penstock.loader import Loader
 from penstock.pack.destination import Destination, split_destination
 from penstock.pack.fields import select_fields
-from penstock.pack.identity import job_identity
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import PackPlan, check_sample_size
 from penstock.pack.recipes import apply_transform
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.index import ShardIndex, ShardRow
-    from penstock.pack.progress import PackListener
+    from penstock.pack.recipes import PackListener
     from penstock.pipeline import Pipeline
     from penstock.pipeline.factories import ConnectionOptions
 
@@ -153,23 +152,17 @@ class SequenceWriter(CommitOnExit):
         try:
             self._destination = Destination(self._store)
             job = options.job("writer")
-            starts = self._destination.begin(job, options.patterns, append=append, overwrite=overwrite)
-            if options.is_mds:
-                self._destination.refuse_index_json(options.patterns.values())
-            self._plan = PackPlan(
-                identity=f"{job_identity(job)}-{starts['']}",
-                kind="sequence",
-                format=options.format_name,
-                patterns=options.patterns,
-                starts=starts,
-                job=job,
+            starts = self._destination.begin(
+                job, options.patterns, is_mds=options.is_mds, append=append, overwrite=overwrite
             )
+            self._plan = PackPlan.of_options(options, job, "sequence", starts)
+            self._plan.identity += f"-{starts['']}"
             self._destination.save(self._plan)
         except BaseException:
             self._store.close()
             raise
         self._sequence = ShardSequence(self._destination, self._plan, options, first_number=starts[""])
-        self._holds_keys = bool(options.key_field) or FORMATS_WRITTEN[options.format_name].holds_keys
+        self._holds_keys = bool(options.key_field) or FORMATS_WRITTEN[options.format_name].features.keys
         self._closed = False
         self.samples_count = 0
 
@@ -348,7 +341,7 @@ def _check_same(item: Any, number: int, index: ShardIndex, at: int, options: Pac
     sample: Mapping[str, Any] = as_sample(item, number, options)
     key = sample["__key__"]
     written = written_format(name, options.key_field)
-    if written.holds_keys and index.keys is not None and key != index.keys[at]:
+    if written.features.keys and index.keys is not None and key != index.keys[at]:
         raise _changed(number, row, key, f"was {index.keys[at]!r}")
     if options.transform is not None:
         sample = apply_transform(options.transform, dict(sample))

@@ -24,8 +24,8 @@ from penstock.checksums.crc32c import crc32c, sample_crc
 from penstock.config import KIB, MIB
 from penstock.errors import AccessDeniedError, ConfigError, DataError, ObjectMissingError
 from penstock.formats import RESERVED_FIELDS
-from penstock.formats.compressors import COMPRESSORS
-from penstock.formats.mds_writer import MdsWriter
+from penstock.formats.compression import COMPRESSORS
+from penstock.formats.mds import MdsWriter
 from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.written_formats import prepare, written_format
@@ -244,7 +244,7 @@ class ShardFile:
 
     def _index(self, row: ShardRow) -> ShardIndex:
         keys = self._keys
-        if not self._written.holds_keys:
+        if not self._written.features.keys:
             keys = [f"{start:012d}" for start in self._bounds[:-1]]
         if not self._written.has_offsets:
             return ShardIndex(row, keys=keys if self._written.compression else None)

@@ -16,9 +16,9 @@ from penstock.errors import (
     UncheckedError,
 )
 from penstock.fetch.plan import PlanItem
-from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
-from penstock.index import ShardRecorder, VersionedShard, lookup
-from penstock.pack.sample_conversion import raw_format
+from penstock.formats import FORMATS, feed_in_pieces, parser_of, ranged_of, samples_of, undecoded
+from penstock.formats.registry import CHECKSUM_HEAD_BYTES, has_checksums
+from penstock.index import ShardRecorder, lookup
 from penstock.pipeline import Shards, shards
 from penstock.sources.shards import ShardFinder
 from penstock.system.tracebacks import boundary
@@ -76,16 +76,6 @@ class Verified(NamedTuple):
         return tuple(problem for problem in self.problems if not isinstance(problem.error, UncheckedError))
 
 
-class _StoredShard(NamedTuple):
-    """A stored shard, in the shape that ``penstock.index`` takes."""
-
-    store: Store
-    key: str
-    url: str
-    etag: str | None
-    size_bytes: int | None
-
-
 def check_shard(
     store: Store,
     place: IndexPlace,
@@ -115,15 +105,17 @@ def check_shard(
     stored = place.load_shard(row)
     url = store.describe(key)
     etag = row.etag if row.etag.startswith(('"', "W/")) else None
-    here = _StoredShard(store, key, url, etag, row.size_bytes)
-    name = raw_format(row.format)
+    name = undecoded(row.format)
     if FORMATS[name].ranged is not None:
-        count = _count_by_footer(here, name, raise_if_stopped)
+        reader, count = ranged_of(name, shard=url, size_bytes=row.size_bytes), 0
+        for samples in samples_of(reader, lambda span: store.read(key, span).data):
+            raise_if_stopped()
+            count += len(samples)
         if count != row.samples_count:
             raise CorruptShardError(f"it has {count} samples, its index says {row.samples_count}", shard=url)
-        _refuse_unchecked(here, row, stored)
+        _refuse_unchecked(store, key, row, stored)
         return
-    recorder = ShardRecorder(VersionedShard(here, row.key, row.size_bytes, row.etag, etag), row.format)
+    recorder = ShardRecorder(row, row.format)
     parser = parser_of(name, shard=url)
     if row.size_bytes:
         for chunk in store.read_parts([PlanItem(key, etag=etag, size_bytes=row.size_bytes)]):
@@ -135,10 +127,10 @@ def check_shard(
     else:
         store.stat(key)
     _compare(recorder.finish(parser.finish()), stored, url, has_keys=name == row.format)
-    _refuse_unchecked(here, row, stored)
+    _refuse_unchecked(store, key, row, stored)
 
 
-def _refuse_unchecked(here: _StoredShard, row: ShardRow, stored: ShardIndex) -> None:
+def _refuse_unchecked(store: Store, key: str, row: ShardRow, stored: ShardIndex) -> None:
     """Refuse to call a shard verified if damage to its contents would not have been noticed.
 
     Raises:
@@ -146,23 +138,13 @@ def _refuse_unchecked(here: _StoredShard, row: ShardRow, stored: ShardIndex) -> 
     """
     if stored.crc32c is not None or not row.samples_count:
         return
-    head = here.store.read(here.key, ByteRange(0, min(row.size_bytes, checksummed.HEAD_BYTES))).data
-    if not checksummed.has_checksums(row.format, head):
+    head = store.read(key, ByteRange(0, min(row.size_bytes, CHECKSUM_HEAD_BYTES))).data
+    if not has_checksums(row.format, head):
         raise UncheckedError(
             "only the number and lengths of its samples were checked, because its index has no checksums",
             hint="penstock index --again --ignore-idx stores checksums of the present contents, for later verifications",
-            shard=here.url,
+            shard=store.describe(key),
         )
-
-
-def _count_by_footer(here: _StoredShard, name: str, raise_if_stopped: Callable[[], None]) -> int:
-    assert here.size_bytes is not None
-    reader = ranged_of(name, shard=here.url, size_bytes=here.size_bytes)
-    count = 0
-    for samples in samples_of(reader, lambda span: here.store.read(here.key, span).data):
-        raise_if_stopped()
-        count += len(samples)
-    return count
 
 
 def _compare(read: ShardIndex, stored: ShardIndex, url: str, *, has_keys: bool) -> None:

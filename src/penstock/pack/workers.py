@@ -1,4 +1,4 @@
-"""Carrying out a plan with worker pools: threads of this process, or tasks on a Ray cluster (``penstock.pack.ray``).
+"""Carrying out a plan: how, and by threads of this process. ``penstock.pack.ray`` does it by tasks on a cluster.
 
 A shard is written sequentially, so shards are what runs in parallel: while one waits for its last parts to be stored,
 others read. Each thread reads ahead and writes in order. If a thread fails, or on Ctrl-C, the others stop at their next
@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.config import FetchConfig, check_whole, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.index import ShardRow
-    from penstock.pack.progress import PackListener
-    from penstock.pack.recipes import Recipe, ShardGroup
+    from penstock.pack.recipes import PackListener, Recipe, ShardGroup
     from penstock.pack.shard_file import ShardFolder
     from penstock.store import Store
 
@@ -106,85 +105,72 @@ def memory_shares(memory_bytes_max: int | None, jobs: int, format_name: str) -> 
     return MemoryShares(memory_bytes_max - jobs * held_bytes, jobs)
 
 
-class WorkerPool(Protocol):
-    """Writes shards, several at a time."""
-
-    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
-        """Write all shards of `groups`; return their rows by name.
-
-        Raises:
-            PenstockError: The first error of any shard; the others are given up.
-            KeyboardInterrupt: The user interrupted; all shards that are not finished are given up.
-        """
-
-
-class ThreadWorkerPool:
-    """A worker pool of threads of this process.
+def write_in_threads(
+    groups: list[ShardGroup],
+    folder: ShardFolder,
+    stores: Sequence[Store],
+    recipe: Recipe,
+    *,
+    options: ExecutionOptions,
+    listener: PackListener,
+) -> dict[str, ShardRow]:
+    """Write all shards of `groups`, several at a time; return their rows by name.
 
     Args:
+        groups: Shards in groups that are written one after the other.
         folder: Folder of the shards.
         stores: Stores of the plan's roots, in their order.
         recipe: How shards are written.
         options: Number of shards at a time, memory limit, and whether shards are verified.
         listener: Receives progress.
+
+    Raises:
+        PenstockError: The first error of any shard; the others are given up.
+        KeyboardInterrupt: The user interrupted; all shards that are not finished are given up.
     """
+    stop, lock = threading.Event(), threading.Lock()
 
-    def __init__(
-        self,
-        folder: ShardFolder,
-        stores: Sequence[Store],
-        recipe: Recipe,
-        *,
-        options: ExecutionOptions,
-        listener: PackListener,
-    ) -> None:
-        self._folder = folder
-        self._stores = stores
-        self._recipe = recipe
-        self._options = options
-        self._listener = listener
-        self._stop = threading.Event()
-
-    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
-        """Write all shards; see ``WorkerPool.write``."""
-        reading_bytes, jobs = memory_shares(
-            self._options.memory_bytes_max, self._options.jobs or JOBS, self._recipe.format
-        )
-        if self._options.memory_bytes_max is not None:
-            set_process_budget(reading_bytes)
-        jobs = min(jobs, len(groups))
-        for store in self._stores:  # all readers together send as many requests as one reader alone would
-            config = store.fetch_config or FetchConfig()
-            requests_max = max(config.requests_min, config.requests_max // jobs)
-            store.fetch_config = dataclasses.replace(config, requests_max=requests_max)
-        pool = ThreadPoolExecutor(jobs, thread_name_prefix="penstock-pack")
-        try:
-            futures = [pool.submit(self._write_group, group) for group in groups]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for error in [future.exception() for future in done]:
-                if error is not None and not isinstance(error, StoppedError):
-                    raise error
-            return {row.key: row for future in futures for row in future.result()}
-        finally:
-            self._stop.set()
-            pool.shutdown(cancel_futures=True)
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop.is_set():
+    def raise_if_stopped() -> None:
+        if stop.is_set():
             raise StoppedError("the packing was stopped")
 
-    def _write_group(self, group: ShardGroup) -> list[ShardRow]:
-        context = WriteContext(self._folder, self._stores, self._raise_if_stopped, self._listener.progressed)
+    def report_progress(samples_count: int, size_bytes: int) -> None:
+        with lock:
+            listener.progressed(samples_count, size_bytes)
+
+    def write_group(group: ShardGroup) -> list[ShardRow]:
         rows = []
         try:
-            self._raise_if_stopped()
-            for row in self._recipe.write(context, group):
-                self._listener.finished(row, known=False)
-                if self._options.verify:
-                    check_shard(self._folder.store, self._folder.place, row, raise_if_stopped=self._raise_if_stopped)
-                    self._listener.verified(row)
+            raise_if_stopped()
+            for row in recipe.write(WriteContext(folder, stores, raise_if_stopped, report_progress), group):
+                with lock:
+                    listener.finished(row, known=False)
+                if options.verify:
+                    check_shard(folder.store, folder.place, row, raise_if_stopped=raise_if_stopped)
+                    with lock:
+                        listener.verified(row)
                 rows.append(row)
         except BaseException:
-            self._stop.set()
+            stop.set()
             raise
         return rows
+
+    reading_bytes, jobs = memory_shares(options.memory_bytes_max, options.jobs or JOBS, recipe.format)
+    if options.memory_bytes_max is not None:
+        set_process_budget(reading_bytes)
+    jobs = min(jobs, len(groups))
+    for store in stores:  # all readers together send as many requests as one reader alone would
+        config = store.fetch_config or FetchConfig()
+        requests_max = max(config.requests_min, config.requests_max // jobs)
+        store.fetch_config = dataclasses.replace(config, requests_max=requests_max)
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="penstock-pack")
+    try:
+        futures = [pool.submit(write_group, group) for group in groups]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for error in [future.exception() for future in done]:
+            if error is not None and not isinstance(error, StoppedError):
+                raise error
+        return {row.key: row for future in futures for row in future.result()}
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)

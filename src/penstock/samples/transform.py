@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import LOST, RESERVED_FIELDS
-from penstock.formats.grouping import likeness
+from penstock.formats.sample import likeness
 from penstock.memory.buffers import is_typed
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.samples.context import SampleContext

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import ClosedError
 from penstock.formats import Sample
-from penstock.formats.grouping import NO_EXTENSION
+from penstock.formats.sample import NO_EXTENSION
 from penstock.sources.packed_strings import PackedStrings
 from penstock.system import forks
 from penstock.system.tracebacks import failed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
-from penstock.formats.grouping import member_of
+from penstock.formats.sample import member_of
 from penstock.sources.packed_strings import PackedStrings
 from penstock.sources.readers import LocatedSample, StoredReader
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.channels import PipeReader
 from penstock.errors import ConfigError, CorruptShardError, DeadlineError
-from penstock.formats.tar_joined import ArchiveSplitter
+from penstock.formats.tar import ArchiveSplitter
 from penstock.store.memory import MemoryStore
 from piped import tar, tfrecords
 

@@ -11,7 +11,7 @@ from bounded import run_bounded
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats import detect, parser_of, ranged_of, samples_of
 from penstock.formats.parquet import PIECE_ROWS_MAX
-from penstock.formats.thrift import read_struct
+from penstock.formats.parquet_headers import read_struct
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -312,7 +312,7 @@ def test_a_zstd_bomb_comes_out_in_pieces():
 def test_compressed_shards_are_read_from_their_head():
     """There is no other entry, and the error says what to do."""
     with pytest.raises(ConfigError, match="only at 0"):
-        CompressedParser("s", inner=JsonLinesParser, decompressor=Unzstd, start_offset_bytes=5)
+        CompressedParser("s", inner=JsonLinesParser, compression="zst", start_offset_bytes=5)
 
 
 # ── tar: going on after a corrupt header ──

@@ -11,8 +11,8 @@ from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import TFRecordWriter, parser_of
 from penstock.formats.example import integers, parse_example
 from penstock.formats.parsing import RECORD_BYTES_MAX
-from penstock.formats.record_writers import encode_example
 from penstock.formats.tfrecord import TFRecordParser, masked_crc
+from penstock.formats.writers import encode_example
 
 GOLDEN = base64.b85decode(
     "p#T5?000000^=kb3Z4N96AA-jZ+H?65()|k0000#005xB3LOd!X>DO=WiMrJV{c?-WD*Pt3JM7S*#7_k0000A7YYSzVPa)$5)K*+3JU-K|NsC0|Ns9"

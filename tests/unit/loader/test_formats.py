@@ -16,7 +16,7 @@ from loading import FORMATS_WRITTEN, index, number_of, numbers, write_formatted
 from penstock.config import MIB
 from penstock.errors import CorruptShardError, DataError, DecodeError
 from penstock.formats import TFRecordWriter
-from penstock.formats.mds_writer import MdsWriter
+from penstock.formats.mds import MdsWriter
 from resuming import assert_resumes_everywhere, assert_same
 
 SIZES = (9, 0, 1, 14, 5)

@@ -23,8 +23,7 @@ from penstock.formats import (
 )
 from penstock.formats.mds import Column
 from penstock.pack import convert, pack, verify
-from penstock.pack.sample_conversion import FORMAT_FEATURES, loss_table, losses
-from penstock.pack.written_formats import FORMATS_WRITTEN, PLAIN_FORMATS
+from penstock.pack.written_formats import FORMAT_FEATURES, FORMATS_WRITTEN, PLAIN_FORMATS, loss_table, losses
 
 WRITERS = {
     "tar": (TarWriter, ".tar"),

@@ -19,7 +19,7 @@ from penstock.index import read_manifest
 from penstock.pack import Packed, Packing, PackOptions, advice, pack, verify
 from penstock.pack.destination import Destination
 from penstock.pack.plan import PackPlan
-from penstock.pack.progress import NullListener
+from penstock.pack.recipes import NullListener
 from penstock.pack.workers import ExecutionOptions
 from penstock.sources.shards import ShardFinder
 from penstock.store.local import LocalStore

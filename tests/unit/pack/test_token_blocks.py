@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.cli.app import run
 from penstock.errors import ConfigError
 from penstock.pack import pack, writer
-from penstock.pack.progress import NullListener
+from penstock.pack.recipes import NullListener
 
 END = 256
 

@@ -12,7 +12,8 @@ import penstock as ps
 from penstock.errors import ConfigError
 from penstock.pack import pack
 from penstock.pack.fields import parse_fields
-from penstock.pack.recipes import EntriesRecipe, ShardsRecipe, WorkerSetup
+from penstock.pack.ray import ClusterTask
+from penstock.pack.recipes import EntriesRecipe, ShardsRecipe
 from penstock.pack.workers import ExecutionOptions, memory_shares
 
 MIB = 1 << 20
@@ -34,8 +35,8 @@ def test_what_other_machines_need_pickles() -> None:
         bytes_max=9,
     )
     for recipe in (EntriesRecipe(format="tar", transform=str.upper), rewriting):  # type: ignore[arg-type]
-        setup = WorkerSetup(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run")  # type: ignore[arg-type]
-        assert pickle.loads(pickle.dumps(setup)) == setup
+        task = ClusterTask(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run", None, True)  # type: ignore[arg-type]
+        assert pickle.loads(pickle.dumps(task)) == task
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is here")

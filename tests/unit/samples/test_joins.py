@@ -11,7 +11,7 @@ import penstock as ps
 from loading import counted, shard
 from penstock.errors import ConfigError, DecodeError, FieldMissingError, ObjectMissingError
 from penstock.formats import Sample
-from penstock.pack.tables import read_table
+from penstock.pack.entries import read_table
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from penstock.formats import LOST, Sample, joined, reordered
-from penstock.formats.typed import view_of_array
+from penstock.formats.sample import view_of_array
 from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart
 from penstock.memory.buffers import is_typed
 

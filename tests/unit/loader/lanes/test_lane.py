@@ -11,7 +11,7 @@ from loading import shard, write_counted
 from penstock.config import MIB, FetchConfig
 from penstock.formats import Sample
 from penstock.formats.columnar import as_columns
-from penstock.formats.typed import ITEM_BYTES, typed
+from penstock.formats.sample import ITEM_BYTES, typed
 from penstock.loader.lanes.lane import Lane, PinnedBytes, copied
 from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.lanes.segments import ReadOptions, ShardSegment, lane_read_ahead_sizes

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, CorruptShardError, DataError
-from penstock.formats.compression import Gunzip, Unzstd
-from penstock.formats.compressors import GZIP_LEVEL, ZSTD_LEVEL
+from penstock.formats.compression import GZIP_LEVEL, ZSTD_LEVEL, Gunzip, Unzstd
 from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.streams import compressed
 

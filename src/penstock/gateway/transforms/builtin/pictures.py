@@ -29,7 +29,7 @@ from penstock.images.recoding import (
     encoded,
     resized_pixels,
 )
-from penstock.pack.sample_conversion import base_format
+from penstock.pack.written_formats import base_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -21,7 +21,7 @@ from penstock.gateway.transforms.builtin.streams import (
     samples_in,
     singly,
 )
-from penstock.pack.sample_conversion import base_format
+from penstock.pack.written_formats import base_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,7 +103,7 @@ def changed_examples(
 
 def joined_example(features: list[Buffer]) -> bytes:
     """Return an Example that has these serialised features."""
-    from penstock.formats.record_writers import features_head
+    from penstock.formats.writers import features_head
 
     return b"".join([features_head(sum(map(len, features))), *features])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
 from penstock.formats import TarWriter
-from penstock.formats.record_writers import feature_entry
+from penstock.formats.writers import feature_entry
 from penstock.gateway.transforms.authoring import Response, transform
 from penstock.gateway.transforms.builtin.recordwise import (
     CsvRows,

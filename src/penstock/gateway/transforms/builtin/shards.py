@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB, MIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import Samples, TarWriter, TFRecordWriter
-from penstock.formats.example_frames import ExampleFramer
 from penstock.formats.sample import RESERVED_FIELDS, check_key
+from penstock.formats.tfrecord_columns import ExampleFramer
 from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.streams import (
     PieceCollector,
@@ -23,7 +23,7 @@ from penstock.gateway.transforms.builtin.streams import (
 )
 from penstock.images import rgb_pixels, rgb_pixels_of_many
 from penstock.pack.fields import as_bytes, cast_value, oriented, parse_fields, pixels_of, select_fields
-from penstock.pack.sample_conversion import convert_sample
+from penstock.pack.written_formats import convert_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

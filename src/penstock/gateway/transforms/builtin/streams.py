@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import HEAD_BYTES, Samples, feed_in_columns, feed_in_pieces, parser_of
-from penstock.formats.compressors import COMPRESSORS
+from penstock.formats.compression import COMPRESSORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

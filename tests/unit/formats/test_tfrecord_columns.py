@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.formats import TFRecordWriter
-from penstock.formats.example_frames import ExampleFramer
+from penstock.formats.tfrecord_columns import ExampleFramer
 
 _NAMES = ("image", "label", "a/very/long/name" * 9, "ü")
 _INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.formats import TarParser, TarWriter
-from penstock.formats.tar_header import pax_records, read_header
-from penstock.formats.tar_writer import headers
+from penstock.formats.tar_header import headers, pax_records, read_header
 
 SAMPLES = [
     {"__key__": "d/0", "jpg": b"\xff\xd8" * 300, "cls": "7"},

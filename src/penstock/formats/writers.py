@@ -1,7 +1,8 @@
-"""Writers of TFRecord, RecordIO and JSON lines. As with ``TarWriter``, the same samples give the same bytes.
+"""Writers of tar, TFRecord, RecordIO and JSON lines. The same samples always give the same bytes.
 
-Each ``add`` returns the position of the sample, so an index is a by-product. JSON lines store a sample's ``__key__``,
-TFRecord stores it only on request, and RecordIO never does.
+Two runs of one packer therefore give equal shards, whose checksums and ETags can be compared, and a repeated upload is
+recognised. Each ``add`` returns the position of the sample, so an index is a by-product. Tar and JSON lines store a sample's
+``__key__``, TFRecord stores it only on request, and RecordIO never does.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checksums.crc32c import sample_crc
 from penstock.errors import ConfigError
-from penstock.formats import recordio, tfrecord
-from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
-from penstock.formats.sample import RESERVED_FIELDS, check_key
-from penstock.formats.tar_writer import bytes_of
-from penstock.formats.tfrecord import masked, masked_crc
+from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE, RecordIOParser
+from penstock.formats.sample import RESERVED_FIELDS, check_field, check_key
+from penstock.formats.tar_header import BLOCK_BYTES, headers
+from penstock.formats.tfrecord import TFRecordParser, masked, masked_crc
 from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.types import Buffer
 
@@ -38,8 +38,8 @@ _VARINTS = [bytes((value,)) for value in range(0x80)]
 _FIND_MAGIC = re.compile(re.escape(MAGIC)).finditer
 
 
-class RecordWriter(ABC):
-    """Base of the writers of records.
+class ShardWriter(ABC):
+    """Writes samples as a shard, and holds none of them.
 
     Args:
         write: Function that takes the next bytes of the shard, such as ``store.writer(key).write`` or ``file.write``. The
@@ -75,23 +75,58 @@ class RecordWriter(ABC):
             raise ConfigError("the shard is finished", hint=f"one {type(self).__name__} writes one shard")
         pieces = self._encode(sample)
         start = self._offset_bytes
+        self._put(pieces)
+        return ByteRange(start, self._offset_bytes)
+
+    def finish(self) -> int:
+        """Write what belongs after the last sample, once. Returns the shard's length in bytes."""
+        self._finished = True
+        return self._offset_bytes
+
+    def _put(self, pieces: Iterable[Buffer]) -> None:
         for piece in pieces:
             if len(piece):
                 self._write(piece)
                 self._offset_bytes += len(piece)
-        return ByteRange(start, self._offset_bytes)
-
-    def finish(self) -> int:
-        """Finish the shard. Returns its length in bytes. None of these formats has an end mark."""
-        self._finished = True
-        return self._offset_bytes
 
     @abstractmethod
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
         """Return the bytes of `sample`, in order."""
 
 
-class TFRecordWriter(RecordWriter):
+class TarWriter(ShardWriter):
+    """Writes a tar shard. Fields are sorted.
+
+    A sample is ``{"__key__": "train/000007", "png": <bytes>, "cls": "3"}``, in which strings are stored as UTF-8. One that
+    would not read back equal is refused before any of its bytes are written.
+
+    Cost: each field takes one call for the header, one for the value, and one for its padding.
+    """
+
+    _key_last: str | None = None
+
+    def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
+        key = check_key(sample.get("__key__"))
+        if key == self._key_last:
+            raise ConfigError(f"__key__ {key!r} twice in a row: the two would be read as one sample")
+        pieces: list[Buffer] = []
+        for field, value in sorted(sample.items()):
+            if field not in RESERVED_FIELDS:
+                name, data = f"{key}.{check_field(field)}", bytes_of(field, value)
+                pieces += (headers(name, len(data)), data, bytes(-len(data) % BLOCK_BYTES))
+        if not pieces:
+            raise ConfigError(f"sample {key!r} has no field")
+        self._key_last = key
+        return pieces
+
+    def finish(self) -> int:
+        """Write the end-of-archive mark, once. Returns the shard's length in bytes."""
+        if not self._finished:
+            self._put([bytes(2 * BLOCK_BYTES)])
+        return super().finish()
+
+
+class TFRecordWriter(ShardWriter):
     """Writes a TFRecord shard.
 
     A sample whose only field is ``record`` is stored unchanged. Any other becomes a ``tf.train.Example``: ``bytes`` and
@@ -99,7 +134,7 @@ class TFRecordWriter(RecordWriter):
     ``FloatList``, and NumPy arrays are flattened and stored by their dtype. Features are sorted by name.
 
     Args:
-        write: Function that takes the next bytes of the shard, as for ``RecordWriter``.
+        write: Function that takes the next bytes of the shard, as for ``ShardWriter``.
         keeps_key: Whether to store the sample's key as the feature ``__key__``, from which ``TFRecordParser`` reads it
             back. Every record is then an Example.
     """
@@ -119,7 +154,7 @@ class TFRecordWriter(RecordWriter):
         else:
             raise ConfigError("a sample has no field")
         if self.decided_format is None:
-            self.decided_format = tfrecord.DECIDED[tfrecord.content_of(memoryview(b"".join(pieces)))]
+            self.decided_format = TFRecordParser.format_of(memoryview(b"".join(pieces)))
         crc = 0
         for piece in pieces:
             crc = sample_crc(piece, crc)
@@ -134,7 +169,7 @@ class TFRecordWriter(RecordWriter):
         ]
 
 
-class RecordIOWriter(RecordWriter):
+class RecordIOWriter(ShardWriter):
     """Writes a RecordIO shard of samples whose only field is ``record``."""
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
@@ -143,7 +178,7 @@ class RecordIOWriter(RecordWriter):
             raise ConfigError(f"RecordIO stores one field, 'record', not {sorted(fields)}")
         record = memoryview(bytes_of("record", fields["record"]))
         if self.decided_format is None:
-            self.decided_format = recordio.DECIDED[recordio.content_of(record)]
+            self.decided_format = RecordIOParser.format_of(record)
         cuts = [match.start() for match in _FIND_MAGIC(record) if match.start() % 4 == 0]
         starts = [0, *(cut + len(MAGIC) for cut in cuts)]
         ends = [*cuts, len(record)]
@@ -161,7 +196,7 @@ class RecordIOWriter(RecordWriter):
         return pieces
 
 
-class JsonLinesWriter(RecordWriter):
+class JsonLinesWriter(ShardWriter):
     """Writes a shard of JSON lines. A sample becomes one object, or its only field, ``json``, is the text of one."""
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
@@ -293,3 +328,18 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def bytes_of(field: str, value: object) -> Buffer:
+    """Return `value` as bytes, with strings encoded as UTF-8.
+
+    Raises:
+        ConfigError: The value is neither bytes nor a string.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    if isinstance(value, bytes | bytearray):
+        return value
+    if isinstance(value, memoryview) and value.c_contiguous:
+        return value.cast("B")
+    raise ConfigError(f"field {field!r} must be bytes, a contiguous memoryview or str, not {type(value).__name__}")

@@ -14,8 +14,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.pack import convert, pack, verify
-from penstock.pack.identity import source_digest, unsigned_url
-from penstock.pack.options import PackOptions
+from penstock.pack.options import PackOptions, source_digest, unsigned_url
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.formats import feed_in_pieces, parser_of
-from penstock.formats.mds_writer import MdsWriter, index_json
+from penstock.formats.mds import MdsWriter, index_json
 
 
 def written(samples: list[dict[str, Any]]) -> tuple[bytes, MdsWriter]:
