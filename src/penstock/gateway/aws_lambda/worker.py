@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB, MIB
 from penstock.gateway.objects import S3Error
-from penstock.gateway.processes.group import ProcessGroup
+from penstock.processes.channel import JsonChannel
+from penstock.processes.group import ProcessGroup
+from penstock.processes.output import OutputPipe
 from penstock.redaction import printable, public_text
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.gateway.config import LambdaConfig
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
-FRAME_BYTES_MAX = 16 * MIB
 LOG_BYTES_MAX = 1 * MIB
 """Largest output of one call that is logged, in bytes; the rest is dropped."""
 OUTPUT_BYTES_MAX = 64 * MIB
@@ -122,7 +120,7 @@ class HandlerSettings:
         }
 
 
-class HandlerOutput:
+class HandlerOutput(OutputPipe):
     """Writes the output of a worker process to the gateway's log.
 
     Attributes:
@@ -136,68 +134,39 @@ class HandlerOutput:
     """
 
     def __init__(self, name: str, descriptor: int, *, on_flood: Callable[[], None]) -> None:
+        super().__init__(descriptor, self._log, line_bytes_max=LINE_BYTES_MAX)
         self.request_id = ""
         self.is_flooded = False
         self._name = name
-        self._descriptor = descriptor
         self._on_flood = on_flood
-        self._rest = b""
         self._call_bytes = self._call_lines = 0
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(descriptor, False)
-        self._loop.add_reader(descriptor, self._read_some)
+        self._is_dropping = False
 
     def begin(self, request_id: str) -> None:
         """Attribute what follows to a request."""
         self.drain()
         self.request_id = request_id
         self._call_bytes = self._call_lines = 0
+        self._is_dropping = False
 
-    def drain(self) -> None:
-        """Log all that has been printed so far."""
-        while self._descriptor >= 0 and not self.is_flooded and self._read_some():
-            pass
-        if self._rest:
-            self._log(self._rest)
-            self._rest = b""
-
-    def close(self) -> None:
-        """Log what is left, and stop reading; idempotent."""
-        if self._descriptor < 0:
-            return
-        self.drain()
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _read_some(self) -> bool:
-        try:
-            data = os.read(self._descriptor, 64 * KIB)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.remove_reader(self._descriptor)
-            return False
+    def take(self, data: bytes) -> None:
+        """Log the lines that end in this piece, up to the limits of a call."""
         self._call_bytes += len(data)
         if self._call_bytes > OUTPUT_BYTES_MAX and not self.is_flooded:
             self.is_flooded = True
             self._on_flood()
-        if self._call_lines <= LINES_MAX:
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines[: LINES_MAX - self._call_lines]:
-                self._log(line)
-            if len(self._rest) > LINE_BYTES_MAX:
-                self._log(self._rest)
-                self._rest = b""
-            self._call_lines += len(lines)
-            if self._call_bytes > LOG_BYTES_MAX or self._call_lines > LINES_MAX:
-                self._call_lines, self._rest = LINES_MAX + 1, b""
-                self._log(b"... the handler prints too much; the rest of this call's output is dropped")
-        return True
+        if self._is_dropping:
+            return
+        super().take(data)
+        if self._call_bytes > LOG_BYTES_MAX or self._call_lines > LINES_MAX:
+            self._is_dropping, self._rest, self._call_lines = True, b"", 0
+            self._log(b"... the handler prints too much; the rest of this call's output is dropped")
 
     def _log(self, line: bytes) -> None:
-        text = printable(public_text(line[:LINE_BYTES_MAX].decode("utf-8", "replace")))  # handlers print events
-        LOG.info("%s %s %s", self._name, self.request_id or "-", text, extra={"request_id": self.request_id})
+        self._call_lines += 1
+        if self._call_lines <= LINES_MAX:
+            text = printable(public_text(line.decode("utf-8", "replace")))  # handlers print events
+            LOG.info("%s %s %s", self._name, self.request_id or "-", text, extra={"request_id": self.request_id})
 
 
 class HandlerWorker:
@@ -212,9 +181,8 @@ class HandlerWorker:
         self._settings = settings
         self._temporary = ""
         self._group: ProcessGroup | None = None
-        self._socket: socket.socket | None = None
+        self._channel: JsonChannel | None = None
         self._output: HandlerOutput | None = None
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def start(self) -> None:
         """Start the process and import the handler.
@@ -290,8 +258,8 @@ class HandlerWorker:
     async def close(self) -> None:
         """Kill the process, and release what it held; idempotent."""
         self.kill()
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._channel is not None:
+            self._channel.close()
         if self._group is not None:
             await self._group.wait_exit()
             self._group.release()
@@ -307,13 +275,10 @@ class HandlerWorker:
         settings = self._settings
         self._output = HandlerOutput(settings.name, reading, on_flood=self.kill)
         try:
-            ours.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=ours, limit=FRAME_BYTES_MAX)
-            self._streams = reader, writer
-            self._socket = ours
+            self._channel = await JsonChannel.over(ours)
             self._group = ProcessGroup(
                 [settings.python, "-c", _RUN_FILE, str(BOOTSTRAP), str(theirs.fileno())],
-                on_exit=self._end_answers,
+                on_exit=self._channel.end_receiving,  # a process that it forked may still hold the other end
                 folder=self._temporary,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
@@ -327,30 +292,16 @@ class HandlerWorker:
             theirs.close()
             os.close(writing)
 
-    def _end_answers(self) -> None:
-        """Let reading end after what the process has sent; a process that it forked may still hold the other end."""
-        assert self._socket is not None, "_spawn() comes first"
-        with contextlib.suppress(OSError):  # it is closed
-            self._socket.shutdown(socket.SHUT_RD)
-
     async def _exchange(self, message: Mapping[str, object]) -> dict[str, Any]:
-        assert self._streams is not None, "start() comes first"
-        reader, writer = self._streams
-        body = json.dumps(message).encode("ascii")
+        assert self._channel is not None, "start() comes first"
+        self._channel.send(message)
         try:
-            writer.write(struct.pack(">I", len(body)) + body)
-            await writer.drain()
-            (length_bytes,) = struct.unpack(">I", await reader.readexactly(4))
-            if length_bytes > FRAME_BYTES_MAX:
-                raise _failed(f"The handler's process sent a message of {length_bytes} bytes.")
-            answer = json.loads(await reader.readexactly(length_bytes))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            self.kill()
-            raise _failed(await self._last_words()) from error
+            answer = await self._channel.receive()
         except ValueError as error:
             raise _failed("The handler's process sent a message that is not valid.") from error
-        if not isinstance(answer, dict):
-            raise _failed("The handler's process sent a message that is not valid.")
+        if answer is None:
+            self.kill()
+            raise _failed(await self._last_words())
         return answer
 
     async def _last_words(self) -> str:

@@ -15,8 +15,7 @@ from penstock.gateway.filling.keys import FillKey
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import Caller, GatewayRequest, S3Error
 from penstock.gateway.results.derived import was_copied
-from penstock.gateway.serving.assembly import Assembly
-from penstock.gateway.serving.control import WorkerOrder
+from penstock.gateway.serving.assembly import Assembly, WorkerOrder
 from penstock.index.place import DATASET_KEY, FOLDER
 from penstock.store.s3_requests import encoded_key
 

@@ -11,8 +11,7 @@ from penstock.gateway.authentication.keys import AccessKey
 from penstock.gateway.buckets.store_heads import etag_of
 from penstock.gateway.config import WebhookServiceConfig
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.serving.assembly import Assembly, is_transformed
-from penstock.gateway.serving.control import WorkerOrder
+from penstock.gateway.serving.assembly import Assembly, WorkerOrder, is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

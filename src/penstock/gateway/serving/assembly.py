@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import CacheConfig
@@ -20,7 +20,6 @@ from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
-from penstock.gateway.processes.processors import stay_on_one_processor, stays_on_one_processor
 from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
@@ -28,22 +27,43 @@ from penstock.gateway.serving.internal import InternalFront, InternalLinks
 from penstock.gateway.serving.tables import AccessPointTable
 from penstock.gateway.transforms.worker_transform import make_transform
 from penstock.gateway.webhooks import PREFIX, ArnBucket, ServedTransform, WebhookService, WebhookTransform
+from penstock.processes.starting import stay_on_one_processor
+from penstock.store.carriers import is_read_by_tls
 from penstock.store.presigning import presigned_get
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     from aiohttp.web import BaseRequest, StreamResponse
 
+    from penstock.gateway.authentication.keys import AccessKey, AccessKeys
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
     from penstock.gateway.objects import Authenticator, Bucket, BucketTable, Transform
-    from penstock.gateway.serving.control import WorkerOrder
     from penstock.store.base import Store
 
 
 _IDENTITIES = ("profile", "anonymous")
 """Options of an upstream that say on whose behalf it is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """The configuration and keys of a process. Workers get them by a message: others can read arguments and environments.
+
+    Attributes:
+        config: The configuration, checked.
+        keys: The access keys; None lets everybody in.
+        internal_key: Key that signs the URLs of the internal endpoints; all processes of a gateway share it.
+        index: Number of this process, from 0.
+        started_s: When the gateway was started, in seconds since 1970.
+    """
+
+    config: GatewayConfig
+    keys: AccessKeys | None
+    internal_key: AccessKey
+    index: int
+    started_s: float
 
 
 class Assembly:
@@ -203,6 +223,14 @@ class Assembly:
         stores, self._stores = self._stores, []
         for store in stores:
             await asyncio.to_thread(store.close)
+
+
+def stays_on_one_processor(affinity: str, stores: Iterable[Store]) -> bool:
+    """Whether a process with this setting of ``GatewayConfig.cpu_affinity`` and these upstreams uses one processor.
+
+    What needs no interpreter, like encryption for an upstream that is read by TLS, gains from further processors.
+    """
+    return affinity == "one" or (affinity == "auto" and not any(map(is_read_by_tls, stores)))
 
 
 def is_transformed(point: AccessPoint) -> bool:

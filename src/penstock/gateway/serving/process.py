@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.gateway.authentication.keys import AccessKeys
     from penstock.gateway.http.exchanges import WatchedExchange
     from penstock.gateway.metrics import LabelledName
-    from penstock.gateway.serving.control import WorkerOrder
+    from penstock.gateway.serving.assembly import WorkerOrder
     from penstock.gateway.serving.snapshots import Peers, Snapshot
 
 NOT_RELOADED = "access points, limits and everything else of the configuration need a restart"

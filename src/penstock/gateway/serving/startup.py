@@ -16,8 +16,8 @@ import uvloop
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.gateway.authentication.keys import KEYS_VARIABLE, AccessKey, AccessKeys
+from penstock.gateway.serving.assembly import WorkerOrder
 from penstock.gateway.serving.checks import check_config, is_loopback
-from penstock.gateway.serving.control import WorkerOrder
 from penstock.gateway.serving.journal import Journal
 from penstock.gateway.serving.listening import listen
 from penstock.gateway.serving.process import GatewayProcess

@@ -2,13 +2,16 @@
 
 The supervisor answers no request. It holds the listening sockets, so that connections wait while a worker is started again,
 and one end of a channel to each worker. A worker that reads the end of its channel drains and ends, so nothing survives a
-supervisor that was killed.
+supervisor that was killed. Messages are JSON, so that nothing that comes from a worker can run code here; the first one to a
+worker holds its ``WorkerOrder`` as a pickle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -17,14 +20,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.gateway.serving.control import Channel, encode_keys
 from penstock.gateway.serving.snapshots import fold
+from penstock.processes.channel import JsonChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.gateway.authentication.keys import AccessKeys
-    from penstock.gateway.serving.control import WorkerOrder
+    from penstock.gateway.serving.assembly import WorkerOrder
     from penstock.gateway.serving.journal import Journal
     from penstock.gateway.serving.snapshots import Snapshot
 
@@ -61,7 +64,7 @@ class WorkerSlot:
         self.index = index
         self.listener = listener
         self.process: asyncio.subprocess.Process | None = None
-        self.channel: Channel | None = None
+        self.channel: JsonChannel | None = None
         self.is_ready = False
         self.failure = ""
         self.last: Snapshot | None = None
@@ -208,8 +211,8 @@ class Supervisor:
             slot.process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=fds, stdin=asyncio.subprocess.DEVNULL, env=environment()
             )
-        channel = slot.channel = await Channel.over(ours)
-        channel.send_order(replace(self._order, index=slot.index))
+        channel = slot.channel = await JsonChannel.over(ours)
+        channel.send({"kind": "order", "order": encoded(replace(self._order, index=slot.index))})
         if self._stop.is_set():
             channel.send({"kind": "drain"})
         late = asyncio.get_running_loop().call_later(START_S_MAX, self._give_up, slot)
@@ -287,7 +290,12 @@ class Supervisor:
             keys = None
         for slot in self._slots:
             if slot.channel is not None:
-                slot.channel.send({"kind": "reload", "keys": encode_keys(keys)})
+                slot.channel.send({"kind": "reload", "keys": encoded(keys)})
+
+
+def encoded(value: object) -> str:
+    """Return a pickle as a member of a message to a worker, which ``decoded`` takes."""
+    return base64.b64encode(pickle.dumps(value)).decode()
 
 
 def environment() -> dict[str, str]:

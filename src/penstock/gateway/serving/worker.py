@@ -1,33 +1,33 @@
 """A worker process: ``python -m penstock.gateway.serving.worker CHANNEL LISTENER``, with the numbers of two descriptors.
 
-The order to serve comes over the channel. The process ends when the supervisor says so, or when the channel ends because the
-supervisor was killed. If its event loop hangs then, a thread ends the process.
+The first message of the channel holds the order to serve. The process ends when the supervisor says so, or when the channel
+ends because the supervisor was killed. If its event loop hangs then, a thread ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
-import select
+import pickle
 import signal
 import socket
 import sys
-import threading
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from penstock.errors import PenstockError
-from penstock.gateway.serving.control import Channel, decode_keys, read_order
 from penstock.gateway.serving.journal import Journal
 from penstock.gateway.serving.process import GatewayProcess
 from penstock.gateway.serving.snapshots import Totals, add_up
+from penstock.processes.channel import JsonChannel
+from penstock.processes.child import connect_to_parent, watch_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.gateway.serving.control import WorkerOrder
+    from penstock.gateway.serving.assembly import WorkerOrder
 
 GRACE_S = 5.0
 TOTALS_S_MAX = 3.0
@@ -40,7 +40,7 @@ class SupervisedPeers:
         channel: Connection to the supervisor.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: JsonChannel) -> None:
         self._channel = channel
         self._waiting: dict[int, asyncio.Future[Totals]] = {}
         self._asked = 0
@@ -65,8 +65,19 @@ class SupervisedPeers:
             future.set_result(totals)
 
 
-async def _work(order: WorkerOrder, sock: socket.socket, listener: socket.socket) -> int:
-    channel = await Channel.over(sock)
+def decoded(text: str) -> Any:
+    """Return what ``encoded`` gave. Only a worker calls it, for what its supervisor sent."""
+    return pickle.loads(base64.b64decode(text))
+
+
+async def _work(end: socket.socket, listener: socket.socket) -> int:
+    channel = await JsonChannel.over(end)
+    first = await channel.receive()
+    if first is None:
+        return 1
+    order: WorkerOrder = decoded(first["order"])
+    # If the event loop does not notice that the supervisor is gone, a thread ends the process.
+    watch_parent(end, lambda: os._exit(1), grace_s=order.config.drain_s_max + GRACE_S)
     peers = SupervisedPeers(channel)
     journal = Journal(order.config.log_format)
     process = GatewayProcess(order, peers=peers, journal=journal)
@@ -90,7 +101,7 @@ async def _work(order: WorkerOrder, sock: socket.socket, listener: socket.socket
         channel.close()
 
 
-async def _hear(channel: Channel, process: GatewayProcess, peers: SupervisedPeers, stop: asyncio.Event) -> None:
+async def _hear(channel: JsonChannel, process: GatewayProcess, peers: SupervisedPeers, stop: asyncio.Event) -> None:
     """Do what the supervisor says, until it is gone."""
     try:
         while (message := await channel.receive()) is not None:
@@ -98,7 +109,7 @@ async def _hear(channel: Channel, process: GatewayProcess, peers: SupervisedPeer
                 case "drain":
                     stop.set()
                 case "reload":
-                    process.reload(decode_keys(message["keys"]))
+                    process.reload(decoded(message["keys"]))
                 case "report":
                     channel.send({"kind": "report", "id": message["id"], "snapshot": process.snapshot()})
                 case "totals":
@@ -107,31 +118,13 @@ async def _hear(channel: Channel, process: GatewayProcess, peers: SupervisedPeer
         stop.set()
 
 
-def _watch(fd: int, drain_s_max: float) -> None:
-    """End this process if the supervisor is gone and the event loop does not notice."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP | select.POLLHUP)
-    poll.poll()
-    time.sleep(drain_s_max + GRACE_S)
-    os._exit(1)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Serve until the supervisor says otherwise, and return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the supervisor decides
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel_fd, listener_fd = map(int, arguments)
-    sock, listener = socket.socket(fileno=channel_fd), socket.socket(fileno=listener_fd)
-    for each in (sock, listener):
-        each.set_inheritable(False)  # transforms run in processes of their own
-    try:
-        order = read_order(sock)
-    except EOFError:
-        return 1
-    watched = os.dup(sock.fileno())
-    threading.Thread(target=_watch, args=(watched, order.config.drain_s_max), daemon=True, name="watch").start()
+    end = connect_to_parent(arguments[0], "0", ignored=(signal.SIGINT, signal.SIGHUP))
+    listener = socket.socket(fileno=int(arguments[1]))
+    listener.set_inheritable(False)  # transforms run in processes of their own
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_work(order, sock, listener))
+        return runner.run(_work(end, listener))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.request import getproxies_environment
 
 from penstock.config import KIB, MIB
 from penstock.errors import PenstockError, WorkerDiedError
-from penstock.gateway.processes.group import ProcessGroup
 from penstock.gateway.transforms.messages import (
     CONTROL_BYTES_MAX,
     HEAD,
@@ -29,8 +27,11 @@ from penstock.gateway.transforms.messages import (
     frame,
     json_frame,
 )
-from penstock.gateway.transforms.process_log import ProcessLog
 from penstock.gateway.transforms.program import ProgramDescription
+from penstock.processes.group import ProcessGroup
+from penstock.processes.output import OutputPipe
+from penstock.processes.starting import described_end, python_path, worker_command
+from penstock.redaction import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger("penstock.gateway.transforms")
+
+LINE_BYTES_MAX = 8 * KIB
+"""Longest line of a worker's output that is logged whole, in bytes."""
+PRINTING_PAUSE_S = 0.05
+"""Time after each reading of the output, in seconds. A transform that floods it is slowed down to 300 KB/s."""
 CANCEL_S_MAX = 2.0
 """Time in which a cancelled call may end by itself, in seconds."""
 CLOSE_S_MAX = 1.0
@@ -100,7 +107,16 @@ class TransformProcess:
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._group = self._started(theirs.fileno(), output_write)
+            self._group = ProcessGroup(
+                worker_command("penstock.gateway.transforms.worker", theirs),
+                on_exit=self._wake_waiter,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output_write,
+                stderr=output_write,
+                env=worker_environment(),
+                process_group=0,  # signals of a terminal go to the gateway, which decides
+            )
         except BaseException:
             ours.close()
             os.close(output_read)
@@ -110,19 +126,11 @@ class TransformProcess:
             os.close(output_write)
         ours.setblocking(False)
         self._socket = ours
-        self._log = ProcessLog(output_read, name=options.name, process_id=self.process_id)
+        self._output = OutputPipe(output_read, self._log_line, line_bytes_max=LINE_BYTES_MAX, pause_s=PRINTING_PAUSE_S)
 
-    def _started(self, descriptor: int, output: int) -> ProcessGroup:
-        return ProcessGroup(
-            [sys.executable, "-m", "penstock.gateway.transforms.worker", str(descriptor), str(_parent())],
-            on_exit=self._wake_waiter,
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=worker_environment(),
-            process_group=0,  # signals of a terminal go to the gateway, which decides
-        )
+    def _log_line(self, line: bytes) -> None:
+        if text := printable(line.decode(errors="replace").rstrip()):
+            log.info("%s[%d]: %s", self._options.name, self.process_id, text)
 
     @property
     def process_id(self) -> int:
@@ -323,9 +331,10 @@ class TransformProcess:
         if not group.exited.is_set():
             return WorkerDiedError(f"the worker process {group.process_id} closed its socket")
         code = group.exit_code()
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit status {code}"
         return WorkerDiedError(
-            f"the worker process {group.process_id} {how}", process_id=group.process_id, exit_code=code
+            f"the worker process {group.process_id} {described_end(code)}",
+            process_id=group.process_id,
+            exit_code=code,
         )
 
     async def close(self) -> None:
@@ -351,27 +360,12 @@ class TransformProcess:
         self._group.release()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        self._log.close()
+        self._output.close()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _parent() -> int:
-    """The id of this process, if the kernel may end the worker with it; otherwise 0.
-
-    The kernel does so when the *thread* that started the worker ends, so only the main thread may ask for it.
-    """
-    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def worker_environment() -> dict[str, str]:
@@ -390,7 +384,7 @@ def worker_environment() -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(64 * MIB),
         "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that RLIMIT_AS bounds
         "OPENCV_FOR_THREADS_NUM": "1",  # as many workers as there are cores are faster with one each
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -8,22 +8,17 @@ is looked at whenever the transform reads or yields, so that no exception appear
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
 import pickle
 import resource
-import select
 import signal
-import socket
 import sys
-import threading
-import time
 import traceback
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.compose import connect
 from penstock.config import MIB, FetchConfig, share_machine
@@ -41,16 +36,18 @@ from penstock.gateway.transforms.messages import (
 from penstock.gateway.transforms.program import load_program
 from penstock.gateway.transforms.reading import SourceVersion, VersionReader
 from penstock.gateway.transforms.sending import OutputSender
+from penstock.processes.channel import receive_exactly
+from penstock.processes.child import connect_to_parent, watch_parent
 from penstock.system.tracebacks import shorten, users_text
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
+    import socket
     from types import FrameType
 
     from penstock.gateway.transforms.program import LoadedProgram, ProcessSetup
     from penstock.store import Store
 
-PR_SET_PDEATHSIG = 1
 EXIT_S_MAX = 2.0
 """Time for an orderly end after the gateway is gone, in seconds."""
 STORES_MAX = 8
@@ -169,22 +166,12 @@ class WorkerServer:
 
     def _receive(self) -> tuple[int, bytearray] | None:
         """Return the next frame; None if the gateway has closed its end."""
-        head = self._receive_exactly(HEAD.size)
+        head = receive_exactly(self._socket, HEAD.size)
         if head is None:
             return None
         kind, length = HEAD.unpack(head)
-        payload = self._receive_exactly(length)
+        payload = receive_exactly(self._socket, length)
         return None if payload is None else (kind, payload)
-
-    def _receive_exactly(self, length: int) -> bytearray | None:
-        data = bytearray(length)
-        view, at = memoryview(data), 0
-        while at < length:
-            count = self._socket.recv_into(view[at:])
-            if not count:
-                return None
-            at += count
-        return data
 
 
 def _described(error: BaseException) -> WorkerFailure:
@@ -223,17 +210,6 @@ def _budget_bytes() -> int:
     return max(8 * MIB, min(128 * MIB, bound // 8 if bound != resource.RLIM_INFINITY else 128 * MIB))
 
 
-def _watch(end: socket.socket) -> NoReturn:
-    """End this process, and what it started, when the gateway is gone. A thread runs it."""
-    poll = select.poll()
-    poll.register(end.fileno(), select.POLLRDHUP)
-    while not poll.poll():
-        pass
-    time.sleep(EXIT_S_MAX)  # a worker without a call has ended by itself until then
-    os.killpg(0, signal.SIGKILL)
-    raise SystemExit
-
-
 def main(arguments: list[str]) -> None:
     """Run a worker process.
 
@@ -241,16 +217,8 @@ def main(arguments: list[str]) -> None:
         arguments: Descriptor of the socket, and id of the parent process, or 0 if this process must not end with it.
     """
     faulthandler.enable()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    parent = int(arguments[1])
-    if parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-    end = socket.socket(fileno=int(arguments[0]))
-    end.set_inheritable(False)
-    threading.Thread(target=_watch, args=(end,), name="penstock-transform-watch", daemon=True).start()
+    end = connect_to_parent(*arguments, ignored=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    watch_parent(end, lambda: os.killpg(0, signal.SIGKILL), grace_s=EXIT_S_MAX)
     with contextlib.suppress(OSError):  # the gateway is gone
         WorkerServer(end).run()
 

@@ -1,4 +1,4 @@
-"""The processors that processes of the gateway use."""
+"""The processors that processes use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock.config import cores_count
-from penstock.gateway.processes import processors
+from penstock.gateway.serving.assembly import stays_on_one_processor
+from penstock.processes import starting
 
 PLAIN = {"endpoint_url": "http://127.0.0.1:1", "anonymous": True}
 BY_TLS = {"endpoint_url": "https://127.0.0.1:1", "anonymous": True}
@@ -35,9 +36,9 @@ def test_upstreams_by_tls_keep_all_processors(
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     with ps.connect(url, **options) as store, ps.connect("memory://other") as other:  # type: ignore[arg-type]
-        assert processors.stays_on_one_processor("auto", [other, store]) is expected
-        assert processors.stays_on_one_processor("one", [store])
-        assert not processors.stays_on_one_processor("all", [other])
+        assert stays_on_one_processor("auto", [other, store]) is expected
+        assert stays_on_one_processor("one", [store])
+        assert not stays_on_one_processor("all", [other])
 
 
 def test_threads_stay_and_children_do_not() -> None:
@@ -46,16 +47,16 @@ def test_threads_stay_and_children_do_not() -> None:
     before, cores = os.sched_getaffinity(0), cores_count()
 
     def run() -> None:
-        processors.stay_on_one_processor(7)
+        starting.stay_on_one_processor(7)
         thread = threading.Thread(target=lambda: found.update(thread=os.sched_getaffinity(0)))
         thread.start()
         thread.join()
         found["cores"] = cores_count()
         child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        processors.use_all_processors(child.pid)
+        starting.use_all_processors(child.pid)
         found["child"] = os.sched_getaffinity(child.pid)
         child.communicate(b"\n")
-        processors.use_all_processors(child.pid)  # it has ended, which is no error
+        starting.use_all_processors(child.pid)  # it has ended, which is no error
 
     bound = threading.Thread(target=run)  # so that this test's own thread keeps its processors
     bound.start()

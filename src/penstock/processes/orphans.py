@@ -1,8 +1,8 @@
-"""Ends process groups when the gateway is gone. It runs as a process of its own, with the standard library alone.
+"""Ends process groups when the process that started them is gone: a program of its own, with the standard library alone.
 
-The gateway says on the standard input which groups there are: a line of JSON with the number of a group, and the folder that
-belongs to it, or null when the group has ended. The end of the input means that the gateway has ended, however that happened:
-the groups that are left are killed, and their folders are removed.
+It reads on the standard input which groups there are: a line of JSON with the number of a group, and the folder that belongs
+to it, or null when the group has ended. The end of the input means that the process that started them has ended, however that
+happened: the groups that are left are killed, and their folders are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def main() -> None:
-    """Read until the gateway has ended, then end what it has left."""
+    """Read until the input ends, then end the groups that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folders: dict[int, str] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.processes.group import ProcessGroup
+from penstock.processes.group import ProcessGroup
 from servers.gateway import wait_until
 from servers.leaks import has_ended
 
@@ -22,7 +22,7 @@ PARENT_THAT_ENDS = ["sh", "-c", "sleep 1000 & echo $!; exit 3"]
 
 GATEWAY = """
 import asyncio, subprocess, sys
-from penstock.gateway.processes.group import ProcessGroup
+from penstock.processes.group import ProcessGroup
 
 async def main():
     for number in sys.argv[3:]:

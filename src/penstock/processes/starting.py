@@ -1,0 +1,62 @@
+"""How this process starts others: their command, their environment and their processors, and how their end is described.
+
+The threads of a Python process take turns at the interpreter. If they are on several processors, each turn wakes another
+processor up, and small requests spend more time on that than on their work. On one processor, a thread goes on until it waits.
+So a process of the gateway may stay on one processor; what it starts uses all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.config import cores_count
+
+if TYPE_CHECKING:
+    import socket
+
+_ALLOWED = sorted(os.sched_getaffinity(0))  # when the process started
+
+
+def worker_command(module: str, end: socket.socket) -> list[str]:
+    """Return ``python -m MODULE DESCRIPTOR PARENT``, whose arguments ``connect_to_parent`` takes.
+
+    PARENT is the id of this process if the kernel may end the worker with it; otherwise 0. The kernel does so when the *thread*
+    that started the worker ends, so only the main thread may ask for it.
+    """
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    return [sys.executable, "-m", module, str(end.fileno()), str(parent)]
+
+
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` with which another interpreter finds the modules that this process finds."""
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+def described_end(exit_code: int) -> str:
+    """Return how a process ended, for people; a negative exit code is the number of a signal."""
+    if exit_code >= 0:
+        return f"ended with exit status {exit_code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"was killed by signal {-exit_code}"
+
+
+def stay_on_one_processor(number: int) -> None:
+    """Keep this thread, and all that it starts, on one of the processors that this process may use.
+
+    Args:
+        number: The processors are counted from it, round and round.
+    """
+    cores_count()  # what depends on the number of processors, such as the number of workers, counts all of them
+    os.sched_setaffinity(0, {_ALLOWED[number % len(_ALLOWED)]})
+
+
+def use_all_processors(process_id: int) -> None:
+    """Let a process that was just started use all processors that this process could use when it started."""
+    with suppress(OSError):  # it has ended already, or its processors were taken away meanwhile
+        os.sched_setaffinity(process_id, _ALLOWED)
