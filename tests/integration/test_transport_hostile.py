@@ -350,7 +350,7 @@ def test_a_cancelled_waiter_is_told_on_an_engine_thread() -> None:
 PLACES = ["plain.PlainPool._begin_body", "plain.PlainPool.start", "plain.parse_head", "loop.EventLoop._watch"]
 
 
-@pytest.mark.parametrize("name", [*PLACES, "curl_pool.attach", "curl_pool.record_outcome"])
+@pytest.mark.parametrize("name", [*PLACES, "curl.attach", "curl.record_outcome"])
 def test_what_fails_on_the_loop_ends_its_own_exchange(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect anywhere on the loop's thread ends the exchange that it happened to, too."""
     with FaultyServer({"a": b"x"}, tls=name.startswith("curl")) as server, monkeypatch.context() as patch:
@@ -503,7 +503,9 @@ def test_the_connect_deadline_counts_from_the_second_connection(monkeypatch: pyt
         return [whole(b"ok")]
 
     real = socket.getaddrinfo
-    monkeypatch.setattr("penstock.transport.connecting.NAME_S_MAX", 0.0)  # so that the second connection looks up again
+    monkeypatch.setattr(
+        "penstock.transport.connections.NAME_S_MAX", 0.0
+    )  # so that the second connection looks up again
 
     def slow(*args: Any, **more: Any) -> Any:
         if not more.get("flags"):

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.images.geometry import Size
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -59,9 +57,16 @@ _PNG_BITS = {
 
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-_SMALL_PNG_START = _PNG + b"\0\0\0\rIHDR"
+PNG_START = _PNG + b"\0\0\0\rIHDR"
 PNG_FRAME_BYTES = 57  # of a PNG with header, one chunk of pixels and end
 _UNPACK_SMALL_PNG = struct.Struct(">16sIIB8xI4s").unpack_from
+
+
+class Size(NamedTuple):
+    """Height and width in pixels."""
+
+    height: int
+    width: int
 
 
 class Picture(ABC):
@@ -176,7 +181,7 @@ class _Other(Picture):
         webp = _webp_header(data)
         if webp is not None:
             _checked(webp.size)  # Pillow allocates two pictures of this size when it opens the file
-        with _pillows_errors():
+        with pillow_errors():
             try:
                 self._file: Any = _stored_pixels(data) or Pillow.open(io.BytesIO(data))
             except UnidentifiedImageError:  # its text is an address in memory
@@ -191,12 +196,12 @@ class _Other(Picture):
                 raise ValueError(f"{len(data)} bytes cannot hold a PNG of {size.height}x{size.width} pixels")
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        with _pillows_errors(), self._file as picture:
+        with pillow_errors(), self._file as picture:
             return np.array(picture if picture.mode == mode else picture.convert(mode), dtype=np.uint8)
 
     def mask(self) -> NDArray[np.uint8]:
         """Decode a mask to its stored values, as ``mask_pixels``."""
-        with _pillows_errors(), self._file as picture:
+        with pillow_errors(), self._file as picture:
             if picture.mode not in _MASK_MODES:
                 raise ValueError(
                     f"a mask has one channel of at most 8 bits, but this picture has mode {picture.mode!r}"
@@ -284,7 +289,7 @@ def _small_png_size(data: memoryview) -> Size | None:
     if len(data) <= PNG_FRAME_BYTES:
         return None
     start, width, height, bits, length, first = _UNPACK_SMALL_PNG(data)
-    is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + PNG_FRAME_BYTES == len(data)
+    is_small = start == PNG_START and first == b"IDAT" and length + PNG_FRAME_BYTES == len(data)
     if not is_small or bits > 8 or data[-12:] != PNG_END:
         return None
     pixels_count = height * width
@@ -338,7 +343,7 @@ def _bits_per_channel(file: Any, data: memoryview) -> int:
 
 
 @contextmanager
-def _pillows_errors() -> Iterator[None]:
+def pillow_errors() -> Iterator[None]:
     """Turn the various errors that Pillow raises for damaged files (such as ``SyntaxError``) into ``ValueError``."""
     try:
         yield

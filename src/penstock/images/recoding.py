@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.images.codecs import open_picture
-from penstock.images.geometry import Box, Size, centre_box
-from penstock.images.regions import write_region
+from penstock.images.codecs import Size, open_picture, pillow_errors
+from penstock.images.regions import Box, centre_box, write_region
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +63,12 @@ def describe_picture(data: memoryview) -> PictureFile:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
-    try:
-        with Pillow.open(io.BytesIO(data)) as file:
+    with pillow_errors():
+        try:
+            opened = Pillow.open(io.BytesIO(data))
+        except UnidentifiedImageError:  # its text is an address in memory
+            raise ValueError("its format is not known") from None
+        with opened as file:
             if getattr(file, "n_frames", 1) > 1:
                 raise ValueError("an animation is not supported")
             exif = file.getexif() if file.format in KINDS or file.format == "TIFF" else {}
@@ -78,12 +81,6 @@ def describe_picture(data: memoryview) -> PictureFile:
                 has_alpha,
                 orientation if orientation in range(1, 9) else 1,
             )
-    except UnidentifiedImageError:
-        raise ValueError("its format is not known") from None
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(f"the picture is damaged: {error or type(error).__name__}") from error
 
 
 def resized_pixels(
@@ -136,13 +133,8 @@ def _plan(stored: Size, wanted: Size, fit: Fit) -> tuple[Size, Box]:
 def _alpha_pixels(data: memoryview) -> NDArray[np.uint8]:
     from PIL import Image as Pillow
 
-    try:
-        with Pillow.open(io.BytesIO(data)) as file:
-            return np.array(file.convert("RGBA"), dtype=np.uint8)
-    except (ValueError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise ValueError(f"the picture is damaged: {error or type(error).__name__}") from error
+    with pillow_errors(), Pillow.open(io.BytesIO(data)) as file:
+        return np.array(file.convert("RGBA"), dtype=np.uint8)
 
 
 def _resized_alpha(pixels: NDArray[np.uint8], target: Size, box: Box) -> NDArray[np.uint8]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from penstock.checksums.crc32 import crc32
 from penstock.config import KIB
-from penstock.images.codecs import PNG_END, PNG_FRAME_BYTES, decode_by_opencv
-from penstock.images.geometry import Size
+from penstock.images.codecs import PNG_END, PNG_FRAME_BYTES, PNG_START, Size, decode_by_opencv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,6 @@ PICTURE_BYTES_MAX = 32 * KIB
 
 _HEAD = struct.Struct(">16sIIBBBBB4s")
 _HEAD_BYTES = 33
-_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _RGB = (8, 2, 0, 0, 0)  # bits of a channel, kind of colours, compression, filters, interlacing
 
 
@@ -51,10 +49,9 @@ def rgb_pixels_of_many(pictures: Sequence[bytes]) -> NDArray[np.uint8] | None:
         return None
     start, width, height, *form, head_crc = _HEAD.unpack(head)
     row_bytes = 1 + 3 * width
-    is_known = start == _START and tuple(form) == _RGB and crc32(head[12:29]) == int.from_bytes(head_crc, "big")
+    is_known = start == PNG_START and tuple(form) == _RGB and crc32(head[12:29]) == int.from_bytes(head_crc, "big")
     if not is_known or not 0 < height * row_bytes <= PICTURE_BYTES_MAX or not width:
         return None
-    size = Size(height, width)
     if not all(_is_alike(picture, head) for picture in pictures):  # before anything is inflated in vain
         return None
     size = Size(height, width)
@@ -112,7 +109,7 @@ def _stored_png(rows: list[bytes], size: Size) -> bytes:
     header = struct.pack(">IIBBBBB", size.width, size.height, *_RGB)
     block = struct.pack("<2sBHH", b"\x78\x01", 1, len(data), len(data) ^ 0xFFFF)
     check = struct.pack(">I", zlib.adler32(data))
-    return b"".join([_START[:8], *_chunk(b"IHDR", header), *_chunk(b"IDAT", block, data, check), PNG_END])
+    return b"".join([PNG_START[:8], *_chunk(b"IHDR", header), *_chunk(b"IDAT", block, data, check), PNG_END])
 
 
 def _chunk(kind: bytes, *parts: bytes) -> list[bytes]:

@@ -7,16 +7,17 @@ pass that is made anyway, ``Verifier`` compares ranges with their checksums, and
 from typing import TYPE_CHECKING
 
 from penstock.index.dataset_index import DatasetIndex
-from penstock.index.lookup import Lookup, lookup
 from penstock.index.place import (
     FOLDER,
     EarlyIndex,
     IndexPlace,
+    Lookup,
     ShardLike,
     VersionedShard,
     beside,
     found_beside,
     in_directory,
+    lookup,
     resolve,
 )
 from penstock.index.shard_index import ShardIndex, ShardRow

@@ -114,7 +114,8 @@ def build(
     with IndexBuilder(place, index=DatasetIndex(place.base_url) if again else None) as builder:
         work = _Build(builder, listener, on_corrupt)
         todo = work.take_known(versioned, again=again)
-        work.report_plan(todo)
+        if listener is not None:
+            listener.planned(len(todo), sum(each.size_bytes for each in todo))
         todo = work.take_footers(todo)
         if foreign_indexes and not again:
             todo = work.take_foreign(todo)
@@ -145,11 +146,6 @@ class _Build:
         self.failures.append((versioned.shard.url, error))
         if self._listener is not None:
             self._listener.failed(versioned.shard.url, error)
-
-    def report_plan(self, todo: list[VersionedShard]) -> None:
-        """Report the work to the listener."""
-        if self._listener is not None:
-            self._listener.planned(len(todo), sum(each.size_bytes for each in todo))
 
     def take_known(self, versioned: list[VersionedShard], *, again: bool) -> list[VersionedShard]:
         """Keep what is in the index, or in indexes of shards that a killed build left; return the other shards."""
@@ -316,7 +312,8 @@ class ShardReading:
                 if FORMATS[name].ranged is not None and len(data):
                     self.ranged = name
                     return None
-                self._parser = parser_of(_cheapest(name), shard=self._url, on_corrupt=self._on_corrupt)
+                raw = f"{name}-raw" if f"{name}-raw" in FORMATS else name  # the fields are not needed here
+                self._parser = parser_of(raw, shard=self._url, on_corrupt=self._on_corrupt)
                 self._recorder = ShardRecorder(self._shard, name)
             assert self._parser is not None
             for samples in feed_in_pieces(self._parser, data):
@@ -337,12 +334,6 @@ def _given_format(shard: VersionedShard) -> str | None:
     return given
 
 
-def _format_of(versioned: VersionedShard, head: bytes) -> str:
-    """Return the format without the content of its records, which another job may declare differently."""
-    # The name decides for an empty shard.
-    return without_content(_given_format(versioned) or detect(versioned.shard.url, head))
-
-
 def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:
     """Return the index of a shard from its footer, which has the number of samples. Cost: two or three requests.
 
@@ -360,11 +351,6 @@ def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:
     return ShardIndex(
         ShardRow(versioned.key, versioned.size_bytes, versioned.etag, count, format_name, has_offsets=False)
     )
-
-
-def _cheapest(format_name: str) -> str:
-    """Return the format that gives the same samples with the least work, because their fields are not needed here."""
-    return f"{format_name}-raw" if f"{format_name}-raw" in FORMATS else format_name
 
 
 def _by_store(todo: list[VersionedShard]) -> Iterator[tuple[Store, list[VersionedShard]]]:
@@ -393,7 +379,8 @@ def _foreign_keys(store: Store, group: list[VersionedShard]) -> dict[str, str]:
 def _from_foreign(store: Store, each: VersionedShard, blob: Blob, head: Blob) -> ShardIndex | None:
     """Return the index of a shard from another tool's index `blob`; None if that does not fit the shard."""
     try:
-        name = _format_of(each, bytes(head.data))
+        # The content of records is left out, because another job may declare it differently.
+        name = without_content(_given_format(each) or detect(each.shard.url, bytes(head.data)))
         bounds = foreign.parse(blob.data, format_name=name, size_bytes=each.size_bytes, name=blob.key)
         offsets = bounds.offsets
         if bounds.last_is_end is None and len(offsets):

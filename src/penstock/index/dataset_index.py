@@ -1,20 +1,37 @@
-"""``DatasetIndex``: one file that describes every shard, so that a job starts with one read, not one per shard."""
+"""``DatasetIndex``: one file that describes every shard, so that a job starts with one read, not one per shard.
+
+What a pass over the shards learned about them is in one file, too, because a by-product must not cost one file per shard.
+It has counts and extents, but no checksums, keys or members: those would cost a first pass a tenth of its time, and
+``penstock index`` collects them. These files lie in ``index_dir`` under ``passes/``, one for each rank or process, and each
+is written as a whole. A data set's index is what they and ``dataset.index`` say together.
+
+The file of a pass begins with a line of JSON, which has the length and the checksum of the table that follows. The table is
+a JSON list of rows, each with the position of its ``ShardIndex`` in the rest of the file. The rest are ``ShardIndex``es as
+they are stored elsewhere, which have checksums of their own.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
 from penstock.text.json_text import parse_json
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
+    from penstock.index.shard_index import ShardIndex
     from penstock.types import Buffer
 
 VERSION = 1
+
+PASSES_PREFIX = "passes/"
+PASS_HEAD_BYTES_MAX = 256
 
 
 class DatasetIndex:
@@ -79,20 +96,9 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
     Raises:
         DataError: The file is not such an index, or is damaged.
     """
-    from penstock.checksums.crc32c import crc32c
-
     first, _, lines = bytes(data).partition(b"\n")
     try:
-        head = parse_json(first)
-        version = head["penstock_index"]
-        if version != VERSION:
-            raise DataError(
-                f"it has version {version}, but this penstock reads version {VERSION}",
-                hint="run penstock index",
-                shard=name,
-            )
-        if f"{crc32c(lines):08x}" != head["crc32c"]:
-            raise DataError("its checksum is wrong", hint="run penstock index", shard=name)
+        head = _checked(parse_json(first), "penstock_index", lines, name)
         entries: list[dict[str, Any]] = parse_json(b"[" + b",".join(lines.splitlines()) + b"]")
         rows = [ShardRow(*(entry[field] for field in ShardRow._fields)) for entry in entries]
         return DatasetIndex(head["base_url"], rows)
@@ -100,3 +106,56 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
         if isinstance(error, DataError):
             raise
         raise DataError(f"it is not an index of a data set ({error})", hint="run penstock index", shard=name) from error
+
+
+def _checked(head: dict[str, Any], kind: str, content: bytes, name: str) -> dict[str, Any]:
+    """Return the header of a file after comparing it with this version and with the content that follows it."""
+    from penstock.checksums.crc32c import crc32c
+
+    if head[kind] != VERSION:
+        raise DataError(
+            f"it has version {head[kind]}, but this penstock reads version {VERSION}",
+            hint="run penstock index",
+            shard=name,
+        )
+    if f"{crc32c(content):08x}" != head["crc32c"]:
+        raise DataError("its checksum is wrong", hint="run penstock index", shard=name)
+    return head
+
+
+def encode_pass(indexes: Sequence[ShardIndex]) -> tuple[str, bytes]:
+    """Return the name and the content of a pass's file; equal contents have equal names."""
+    from penstock.checksums.crc32c import crc32c
+
+    stored = [index.encode() for index in indexes]
+    entries, at = [], 0
+    for index, data in zip(indexes, stored, strict=True):
+        entries.append([*index.row, at, len(data)])
+        at += len(data)
+    table = json.dumps(entries).encode()
+    head = {"penstock_pass": VERSION, "table_bytes": len(table), "crc32c": f"{crc32c(table):08x}"}
+    content = b"".join([json.dumps(head).encode(), b"\n", table, *stored])
+    return hashlib.blake2b(content, digest_size=10).hexdigest() + ".index", content
+
+
+def read_pass(path: Path) -> list[tuple[ShardRow, ByteRange]]:
+    """Return the rows of a pass's file, and the range of each shard's index in it. Cost: one read of its table.
+
+    Raises:
+        DataError: The file is not such a file, or is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline(PASS_HEAD_BYTES_MAX)
+            head = parse_json(line)
+            table = file.read(head["table_bytes"])
+        _checked(head, "penstock_pass", table, path.name)
+        begin = len(line) + len(table)
+        return [
+            (ShardRow(*row), ByteRange(begin + at, begin + at + size_bytes))
+            for *row, at, size_bytes in parse_json(table)
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"it is not an index of a pass ({error})", shard=path.name) from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.compose import check_reach, folder_of, reach_of
@@ -37,7 +38,7 @@ _REF = "-ref"
 _HEAD_BYTES = 4096  # of which spaces may be the first
 
 _SIZE_END = 10**SIZE_DIGITS_MAX
-_OWN_FIELDS = ("key", "size_bytes", "etag")  # of the lines that ManifestWriter writes
+_OWN_FIELDS = ("key", "size_bytes", "etag")  # of the lines that write_manifest writes
 _decoded = json.JSONDecoder().decode
 
 
@@ -55,75 +56,6 @@ class ManifestEntry(NamedTuple):
     size_bytes: int | None = None
     etag: str | None = None
     attributes: Mapping[str, Any] | None = None
-
-
-class ManifestWriter:
-    """Writes a manifest row by row.
-
-    Attributes:
-        count: Number of objects written so far.
-
-    Args:
-        file: File open for writing bytes; it stays open.
-        base_url: URL that the keys are relative to; ends with a slash.
-        format: ``"jsonl"`` or ``"parquet"``.
-
-    Raises:
-        ConfigError: The format is unknown, or it is Parquet and pyarrow is not installed.
-    """
-
-    def __init__(self, file: BinaryIO, *, base_url: str, format: str) -> None:  # noqa: A002 - as elsewhere
-        if format not in ("jsonl", "parquet"):
-            raise ConfigError(f"format {format!r} must be 'jsonl' or 'parquet'")
-        self._file = file
-        self._parquet = _ParquetRows(file, base_url) if format == "parquet" else None
-        self.count = 0
-        if self._parquet is None:
-            file.write(_line({"penstock_manifest": VERSION, "base_url": base_url}))
-
-    def add(self, info: ObjectInfo) -> None:
-        """Write one object; its key is relative to the base URL."""
-        self.count += 1
-        if self._parquet is not None:
-            self._parquet.add(info)
-        else:
-            self._file.write(_line({"key": info.key, "size_bytes": info.size_bytes, "etag": info.etag}))
-
-    def finish(self) -> None:
-        """Write the remaining rows."""
-        if self._parquet is not None:
-            self._parquet.finish()
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row).encode() + b"\n"
-
-
-class _ParquetRows:
-    def __init__(self, file: BinaryIO, base_url: str) -> None:
-        pyarrow, parquet = _pyarrow()
-        self._pyarrow = pyarrow
-        self._schema = pyarrow.schema(
-            [("key", pyarrow.string()), ("size_bytes", pyarrow.int64()), ("etag", pyarrow.string())],
-            metadata={b"penstock_manifest": b"%d" % VERSION, b"base_url": base_url.encode()},
-        )
-        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
-        self._columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-
-    def add(self, info: ObjectInfo) -> None:
-        for column, value in zip(self._columns, (info.key, info.size_bytes, info.etag), strict=True):
-            column.append(value)
-        if len(self._columns[0]) >= ROWS_PER_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._writer.write_table(self._pyarrow.table(list(self._columns), schema=self._schema))
-        for column in self._columns:
-            column.clear()
-
-    def finish(self) -> None:
-        self._flush()
-        self._writer.close()
 
 
 def write_manifest(
@@ -144,11 +76,38 @@ def write_manifest(
     Raises:
         ConfigError: The format is unknown, or it is Parquet and pyarrow is not installed.
     """
-    writer = ManifestWriter(file, base_url=base_url, format=format)
-    for info in infos:
-        writer.add(info)
-    writer.finish()
-    return writer.count
+    if format not in ("jsonl", "parquet"):
+        raise ConfigError(f"format {format!r} must be 'jsonl' or 'parquet'")
+    if format == "parquet":
+        return _write_parquet(infos, file, base_url)
+    count = 0
+    file.write(_line({"penstock_manifest": VERSION, "base_url": base_url}))
+    for count, info in enumerate(infos, 1):  # noqa: B007 - the last one is the number of objects
+        file.write(_line({"key": info.key, "size_bytes": info.size_bytes, "etag": info.etag}))
+    return count
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _write_parquet(infos: Iterable[ObjectInfo], file: BinaryIO, base_url: str) -> int:
+    pyarrow, parquet = _pyarrow()
+    schema = pyarrow.schema(
+        [("key", pyarrow.string()), ("size_bytes", pyarrow.int64()), ("etag", pyarrow.string())],
+        metadata={b"penstock_manifest": b"%d" % VERSION, b"base_url": base_url.encode()},
+    )
+    writer, rows, count = parquet.ParquetWriter(file, schema, compression="zstd"), iter(infos), 0
+    while True:
+        columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        for info in islice(rows, ROWS_PER_GROUP):
+            for column, value in zip(columns, (info.key, info.size_bytes, info.etag), strict=True):
+                column.append(value)
+        writer.write_table(pyarrow.table(list(columns), schema=schema))
+        count += len(columns[0])
+        if len(columns[0]) < ROWS_PER_GROUP:
+            writer.close()
+            return count
 
 
 def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) -> list[ManifestEntry]:

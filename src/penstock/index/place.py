@@ -1,4 +1,4 @@
-"""Where an index is stored: beside the shards, or in a directory of this machine.
+"""Where an index is stored: beside the shards, or in a directory of this machine; ``lookup``: what is known of shards.
 
 Beside the shards, every host finds it, but writing it needs permission; its objects lie under ``.penstock/``, which no
 listing of shards includes. Otherwise it lies in ``index_dir``, in a folder named after the data set's URL and endpoint.
@@ -9,6 +9,7 @@ as a whole, so a reader sees either the old file or the new one.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from pathlib import Path
@@ -17,17 +18,16 @@ from urllib.parse import urlsplit
 
 from penstock.compose import endpoint_of
 from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreError
-from penstock.index import dataset_index, passes, shard_index
-from penstock.index.batched_gets import get_many, stat_many
-from penstock.index.dataset_index import DatasetIndex
-from penstock.store.inflight import InFlight
+from penstock.index import dataset_index, shard_index
+from penstock.index.dataset_index import PASSES_PREFIX, DatasetIndex, encode_pass, read_pass
+from penstock.store.inflight import InFlight, perform_many
 from penstock.store.local import LocalStore
 from penstock.system.private import check_private
 from penstock.text.patterns import common_folder
-from penstock.types import ByteRange, Get
+from penstock.types import ByteRange, Get, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.index.shard_index import ShardIndex, ShardRow
     from penstock.store import Store
@@ -43,6 +43,10 @@ SHARDS_PREFIX = "shards/"
 READS_BYTES_MAX = 32 << 20
 """If shards' indexes have fewer bytes than this together, all are requested at once: a job's first batch waits for them."""
 
+HEADS_IN_FLIGHT_MAX = 64
+READS_IN_FLIGHT_MAX = 128
+
+_log = logging.getLogger("penstock.index")
 _SAMPLE_BYTES = 16  # approximate size of a sample in a shard's index: position, checksum, key, members
 
 
@@ -134,7 +138,10 @@ def resolve(shards: Iterable[ShardLike], base: str) -> list[VersionedShard]:
         if shard.size_bytes is None or shard.etag is None:
             unknown.setdefault(id(shard.store), (shard.store, []))[1].append((index, shard.key))
     for store, keys in unknown.values():
-        for index, info in stat_many(store, keys):
+        heads = perform_many(store, ((index, Head(key)) for index, key in keys), requests_max=HEADS_IN_FLIGHT_MAX)
+        for index, completion in heads:
+            info = completion.info
+            assert info is not None
             etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
             found[index] = found[index]._replace(size_bytes=info.size_bytes, etag=etag, if_match=info.etag)
     return found
@@ -174,22 +181,22 @@ class IndexPlace:
         root = self.store.root
         saved_s = _written_s(root / DATASET_KEY)
         self._in_pass.clear()
-        for path in sorted((root / passes.FOLDER).glob(f"*{SUFFIX}"), key=_written_s):
+        for path in sorted((root / PASSES_PREFIX).glob(f"*{SUFFIX}"), key=_written_s):
             try:
-                found = passes.read(path)
+                found = read_pass(path)
             except DataError:
                 continue  # a later pass learns its content again
             for row, span in found:
                 if row.key not in index.rows or _written_s(path) > saved_s:
                     index.add(row)
-                    self._in_pass[row] = (passes.FOLDER + path.name, span)
+                    self._in_pass[row] = (PASSES_PREFIX + path.name, span)
         return index
 
     def save_pass(self, indexes: Sequence[ShardIndex]) -> None:
         """Store what a pass over some shards learned, in addition to what is stored already."""
-        name, content = passes.encode(indexes)
+        name, content = encode_pass(indexes)
         self._make_folder()
-        self.store.write(self._prefix + passes.FOLDER + name, content)
+        self.store.write(self._prefix + PASSES_PREFIX + name, content)
 
     def load_saved(self) -> DatasetIndex:
         """Return the data set's index without what passes left; an empty one if there is none. Cost: one read.
@@ -256,7 +263,7 @@ class IndexPlace:
             self._in_pass.get(row) or (self._shard_key(row.key), None) for row in rows
         ]
         if sum(_SAMPLE_BYTES * row.samples_count for row in rows) <= READS_BYTES_MAX:
-            return self._iter_shards(rows, get_many(self.store, wanted))
+            return self._iter_shards(rows, _get_many(self.store, wanted))
         return self._iter_shards(rows, ((blob.key, blob.data) for blob in self.store.read_many(wanted)))
 
     def _iter_shards(self, rows: list[ShardRow], found: Iterator[tuple[Key, Buffer]]) -> Iterator[ShardIndex]:
@@ -394,3 +401,95 @@ def _written_s(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _get_many(store: Store, requests: Sequence[tuple[Key, ByteRange | None]]) -> Iterator[tuple[Key, Buffer]]:
+    """Yield the key and bytes of small objects or ranges in order, without a window that has to grow first.
+
+    A range of None reads the whole object.
+    """
+    operations = ((number, Get(*request)) for number, request in enumerate(requests))
+    answers = perform_many(store, operations, requests_max=READS_IN_FLIGHT_MAX)
+    arrived: dict[int, Buffer] = {}
+    for number, (key, _) in enumerate(requests):
+        while number not in arrived:
+            ended, completion = next(answers)
+            arrived[ended] = completion.body
+        yield key, arrived.pop(number)
+
+
+# ── what is known of shards ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lookup(NamedTuple):
+    """What an index says of some shards.
+
+    Attributes:
+        place: Place of the index.
+        shards: The shards with their versions, in the order given.
+        rows: The row of each shard, in the same order; None if there is none for its version.
+        outdated_count: Number of shards that an index has only in another version.
+    """
+
+    place: IndexPlace
+    shards: list[VersionedShard]
+    rows: list[ShardRow | None]
+    outdated_count: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every shard has a row."""
+        return None not in self.rows
+
+    @property
+    def samples_count(self) -> int:
+        """Number of samples in the shards that have a row."""
+        return sum(row.samples_count for row in self.rows if row is not None)
+
+
+def lookup(
+    shards: Sequence[ShardLike],
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    early: EarlyIndex | None = None,
+) -> Lookup:
+    """Return what the index beside `shards`, or else the one in `index_dir`, says of them.
+
+    If neither has all shards, the one that has more of them is used.
+
+    Args:
+        shards: Listed shards.
+        index_dir: Folder of indexes on this machine; None means ``$XDG_CACHE_HOME/penstock/index``.
+        early: The index beside the shards, if it was requested already.
+
+    Raises:
+        ConfigError: `shards` is empty, or they have no folder in common.
+        StoreError: A shard whose version the listing did not give is missing, or its store cannot be reached.
+
+    Cost: one read beside the shards, and one on this machine if that index is missing or incomplete; one request for each
+    shard whose version the listing did not give.
+    """
+    if not shards:
+        raise ConfigError("an index needs at least one shard")
+    local = in_directory(shards, index_dir)
+    versioned = resolve(shards, local.base_url)
+    best = Lookup(local, versioned, [None] * len(versioned))
+    places: tuple[Callable[[], IndexPlace], ...] = (lambda: beside(shards), lambda: local)
+    for place_of in places:
+        try:
+            place = place_of()
+            index = early.of(place) if early is not None else None
+            if index is None:
+                index = place.load()
+        except (ConfigError, StoreError):  # no permission to read there; the job streams, or indexes elsewhere
+            continue
+        rows = [index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in versioned]
+        outdated_count = sum(row is None and each.key in index.rows for each, row in zip(versioned, rows, strict=True))
+        if best.rows.count(None) > rows.count(None):
+            best = Lookup(place, versioned, rows)
+        best = best._replace(outdated_count=max(best.outdated_count, outdated_count) if not best.is_complete else 0)
+        if best.is_complete:
+            break
+    known_count = len(best.rows) - best.rows.count(None)
+    _log.debug("the index at %s has %d of %d shards", best.place.url, known_count, len(best.rows))
+    return best

@@ -16,8 +16,7 @@ import numpy as np
 from penstock.checksums.crc32c import crc32c
 from penstock.errors import ChecksumError, ConfigError
 from penstock.formats import FORMATS
-from penstock.index.members import members_of
-from penstock.index.shard_index import ShardIndex, ShardRow
+from penstock.index.shard_index import ShardIndex, ShardRow, members_of
 from penstock.types import lasting_etag
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class IndexBuilder:
 
         with IndexBuilder(place) as builder:
             ...
-            recorder = builder.recorder(shard, "tar")
+            recorder = ShardRecorder(shard, "tar")
             ...                                    # for each chunk: recorder.feed(chunk.data, parser.feed(chunk.data))
             builder.add(recorder.finish(parser.finish()))
 
@@ -267,10 +266,6 @@ class IndexBuilder:
     def has(self, shard: VersionedShard) -> bool:
         """Return whether this version of the shard is indexed."""
         return self.index.row_of(shard.key, size_bytes=shard.size_bytes, etag=shard.etag) is not None
-
-    def recorder(self, shard: VersionedShard, format_name: str) -> ShardRecorder:
-        """Return a recorder for one shard."""
-        return ShardRecorder(shard, format_name)
 
     def add(self, index: ShardIndex) -> None:
         """Add the index of a finished shard, which is written in the background.

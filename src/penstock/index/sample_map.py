@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from penstock.formats import Sample
-    from penstock.index.lookup import Lookup
+    from penstock.index.place import Lookup
     from penstock.index.shard_index import ShardIndex, ShardRow
     from penstock.types import Buffer
 

@@ -1,4 +1,4 @@
-"""``ShardIndex``: the position and checksum of each sample of one shard.
+"""``ShardIndex``: the position and checksum of each sample of one shard; ``Members``: where a tar's fields lie in them.
 
 The *extents* of the samples tile the shard: sample i is the bytes ``[offsets[i], offsets[i + 1])``, and a parser that starts
 at its first byte yields that sample. Bytes that belong to no sample (a tar's directories, blank lines) are at the head of
@@ -7,19 +7,25 @@ the extent that follows, so any run of samples is one range, and no sample needs
 The file is small because a data set's indexes are read at every start that needs more than counts. Extents are stored as
 differences in the largest common unit (512 bytes in a tar, so 2 bytes per sample up to 32 MiB), checksums as 4 bytes, keys
 compressed: about 9 bytes per sample in total. Layout, byte for byte: docs/development/index-files.md.
+
+Members are stored only for shards whose samples all have the same fields in the same order, with headers of the same length, as
+usual writers of data sets make them; then only the wanted fields need to be read. The positions follow from the sizes: a member
+is its headers and its value, padded to a block, and the last one ends where its sample does.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.errors import DataError
-from penstock.index.members import Members
-from penstock.index.members import decode as decode_members
+from penstock.errors import ConfigError, DataError
+from penstock.formats.sample import Sample, decode_name, split_name
+from penstock.formats.tar_header import BLOCK_BYTES
+from penstock.text.json_text import parse_json
 from penstock.types import lasting_etag, strong_etag
 
 if TYPE_CHECKING:
@@ -37,6 +43,9 @@ VERSION = 1
 HEAD_BYTES_MAX = 4096
 """Bytes that always suffice for ``read_head``: a key has at most 1 024 bytes."""
 
+ITEM_BYTES = (1, 2, 4, 8)
+NAME_BYTES = 100
+_PREFIX = 345  # position of the first half of a long name in a header
 _FIXED = struct.Struct("<8sHHIQQQHHHH")
 _COLUMN = struct.Struct("<8sHHIQQQII")
 _RAW, _ZLIB = 0, 1
@@ -69,6 +78,117 @@ class ShardRow(NamedTuple):
         return self.size_bytes == size_bytes and own == other
 
 
+class Members(NamedTuple):
+    """The members of one shard's samples.
+
+    Attributes:
+        names: Names of the fields, in stored order.
+        head_bytes: Size in bytes of the headers before each value, with long-name and PAX headers.
+        sizes: int64[samples, fields], size of each value in bytes.
+    """
+
+    names: tuple[str, ...]
+    head_bytes: int
+    sizes: NDArray[np.int64]
+
+    def spans(self, ends: NDArray[np.int64], wanted: Sequence[str]) -> NDArray[np.int64]:
+        """Return the ranges of the wanted members with their headers. A parser reads them as samples of these fields only.
+
+        Args:
+            ends: int64[samples], ends of the samples in the shard; may be shorter than ``sizes``.
+            wanted: Names of fields.
+
+        Returns:
+            int64[samples, wanted, 2], start and end of each member, in stored order.
+
+        Raises:
+            ConfigError: The samples do not have one of the fields.
+        """
+        if missing := [name for name in wanted if name not in self.names]:
+            raise ConfigError(f"field {missing[0]!r} is not one of {', '.join(self.names)}")
+        chosen = [at for at, name in enumerate(self.names) if name in wanted]
+        blocks = self.head_bytes + _padded(self.sizes[: len(ends)])
+        # Bytes from the start of each member to the end of its sample.
+        after = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        starts = ends[:, None] - after
+        return np.stack([starts[:, chosen], (starts + blocks)[:, chosen]], axis=-1)
+
+    def cut(self, number: int, extent: memoryview, *, offset_bytes: int) -> Sample | None:
+        """Return a sample cut out of its extent, which takes a third of the time of parsing. Check the checksum before.
+
+        Args:
+            number: Number of the sample in the shard.
+            extent: uint8[n], the stored bytes of the sample.
+            offset_bytes: Position of the extent in the shard, in bytes.
+
+        Returns:
+            The sample, equal to the parser's. None if it must be parsed: a member has more than one header, or other bytes
+            come before the first one.
+        """
+        fields, at = {}, 0
+        for name, size in zip(self.names, self.sizes[number].tolist(), strict=True):
+            at += BLOCK_BYTES
+            fields[name] = extent[at : at + size]
+            at += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        plain = self.head_bytes == BLOCK_BYTES and at == len(extent) and not extent[_PREFIX]
+        split = split_name(decode_name(bytes(extent[:NAME_BYTES]).split(b"\0", 1)[0])) if plain else None
+        return Sample(split[0], fields, offset_bytes, at) if split is not None else None
+
+    def encode(self) -> tuple[bytes, int]:
+        """Return the stored form (a line of JSON, then the sizes, field by field), and the bytes per size."""
+        most = int(self.sizes.max()) if self.sizes.size else 0
+        item_bytes = _item_bytes(most)
+        head = json.dumps({"names": self.names, "head_bytes": self.head_bytes}).encode() + b"\n"
+        return head + np.ascontiguousarray(self.sizes.T).astype(f"<u{item_bytes}").tobytes(), item_bytes
+
+
+def members_of(names: Sequence[str], values: Sequence[Sequence[int]], sample_sizes: Sequence[int]) -> Members | None:
+    """Return the members of samples with these fields; None if the samples do not all have the same layout.
+
+    Args:
+        names: Names of the fields, in stored order.
+        values: Sizes in bytes of each sample's values.
+        sample_sizes: Size in bytes of each sample, from its first header to the end of its last block.
+    """
+    if not values or not names:
+        return None
+    sizes = np.array(values, np.int64)
+    heads = np.array(sample_sizes, np.int64) - _padded(sizes).sum(axis=1)
+    head_bytes, odd = divmod(int(heads[0]), len(names))
+    if odd or head_bytes < BLOCK_BYTES or head_bytes % BLOCK_BYTES or bool((heads != heads[0]).any()):
+        return None
+    return Members(tuple(names), head_bytes, sizes)
+
+
+def decode_members(data: Buffer, *, count: int, item_bytes: int, name: str) -> Members:
+    """Return the members that ``Members.encode`` stored.
+
+    Args:
+        data: uint8[n], the stored form.
+        count: Number of samples.
+        item_bytes: Bytes per size.
+        name: Name of the shard, for errors.
+
+    Raises:
+        DataError: The data is not a stored form of members.
+    """
+    try:
+        line, _, items = bytes(data).partition(b"\n")
+        head = parse_json(line)
+        names = tuple(map(str, head["names"]))
+        if item_bytes not in ITEM_BYTES:
+            raise ValueError(f"{item_bytes} bytes per item")
+        sizes = np.frombuffer(items, f"<u{item_bytes}").astype(np.int64).reshape(len(names), count).T
+        return Members(names, int(head["head_bytes"]), sizes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"its members cannot be read ({error})", shard=name) from error
+
+
+def _padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    padded: NDArray[np.int64] = -(-sizes // BLOCK_BYTES) * BLOCK_BYTES
+    return padded
+
+
 class ShardIndex:
     """Extents, checksums and keys of one shard's samples; immutable.
 
@@ -82,7 +202,7 @@ class ShardIndex:
     Cost: 12 bytes per sample in memory, and the keys after their first use.
     """
 
-    __slots__ = ("_keys", "_members", "_stored_keys", "_stored_members", "crc32c", "offsets", "row")
+    __slots__ = ("_keys", "_members", "_stored", "crc32c", "offsets", "row")
 
     def __init__(
         self,
@@ -113,9 +233,8 @@ class ShardIndex:
         self.offsets = offsets
         self.crc32c = crc32c
         self._keys = list(keys) if keys is not None else None
-        self._stored_keys: tuple[memoryview, _Entry] | None = None
         self._members = members
-        self._stored_members: tuple[memoryview, _Entry] | None = None
+        self._stored: dict[bytes, tuple[memoryview, _Entry]] = {}  # columns that are decoded at first use
 
     def __len__(self) -> int:
         return self.row.samples_count
@@ -136,8 +255,8 @@ class ShardIndex:
         Raises:
             DataError: The stored bytes are not keys, although their checksum is right.
         """
-        if self._keys is None and self._stored_keys is not None:
-            self._keys = _split_keys(_expanded(*self._stored_keys, self.row.key), len(self), self.row.key)
+        if self._keys is None and b"keys" in self._stored:
+            self._keys = _split_keys(_expanded(*self._stored[b"keys"], self.row.key), len(self), self.row.key)
         return self._keys
 
     @property
@@ -147,8 +266,8 @@ class ShardIndex:
         Raises:
             DataError: The stored bytes are not members, although their checksum is right.
         """
-        if self._members is None and self._stored_members is not None:
-            data, entry = self._stored_members
+        if self._members is None and b"members" in self._stored:
+            data, entry = self._stored[b"members"]
             expanded = _expanded(data, entry, self.row.key)
             self._members = decode_members(expanded, count=len(self), item_bytes=entry.item_bytes, name=self.row.key)
         return self._members
@@ -195,6 +314,11 @@ class ShardIndex:
         return _assemble(self.row, columns)
 
 
+def _item_bytes(most: int) -> int:
+    """Return the size of the narrowest items that hold numbers up to `most`."""
+    return next(size for size in ITEM_BYTES if most < 1 << (8 * size))
+
+
 class _Column(NamedTuple):
     """A column as stored."""
 
@@ -213,7 +337,7 @@ def _offsets_column(offsets: NDArray[np.int64]) -> _Column:
     unit = unit if 0 < unit <= _UNIT_MAX else 1
     steps = steps // unit
     most = int(steps.max()) if len(steps) else 0
-    item_bytes = next(size for size in (1, 2, 4, 8) if most < 1 << (8 * size))
+    item_bytes = _item_bytes(most)
     data = struct.pack("<Q", int(offsets[0])) + steps.astype(f"<u{item_bytes}").tobytes()
     return _Column(b"offsets", _RAW, item_bytes, unit, data, len(data))
 
@@ -341,21 +465,19 @@ def decode(data: Buffer, name: str) -> ShardIndex:
     if head.file_bytes != len(view):
         raise DataError(f"it has {len(view)} of {head.file_bytes} bytes", shard=name)
     count = head.row.samples_count
-    stored = {column: _checked(view, entry, name) for column, entry in head.columns.items()}
+    stored = {column: (_checked(view, entry, name), entry) for column, entry in head.columns.items()}
     offsets = checksums = None
-    if (entry := head.columns.get(b"offsets")) is not None:
-        data = _expanded(stored[b"offsets"], entry, name)
-        offsets = _decode_offsets(data, count, entry.item_bytes, entry.unit, name)
-    if (entry := head.columns.get(b"crc32c")) is not None:
-        data = _expanded(stored[b"crc32c"], entry, name)
+    if b"offsets" in stored:
+        data, entry = stored[b"offsets"]
+        offsets = _decode_offsets(_expanded(data, entry, name), count, entry.item_bytes, entry.unit, name)
+    if b"crc32c" in stored:
+        data = _expanded(*stored[b"crc32c"], name)
         if len(data) != 4 * count:
             raise DataError(f"{len(data)} bytes of checksums for {count} samples", shard=name)
         checksums = np.frombuffer(data, "<u4").astype(np.uint32, copy=False)
     index = ShardIndex(head.row, offsets=offsets, crc32c=checksums)
-    if (entry := head.columns.get(b"keys")) is not None:
-        index._stored_keys = stored[b"keys"], entry  # decompressed at first use, because keys are most of an index
-    if (entry := head.columns.get(b"members")) is not None:
-        index._stored_members = stored[b"members"], entry
+    # Keys are decompressed at first use, because they are most of an index.
+    index._stored = {column: stored[column] for column in (b"keys", b"members") if column in stored}
     return index
 
 
@@ -389,7 +511,7 @@ def _expanded(data: memoryview, entry: _Entry, name: str) -> Buffer:
 
 
 def _decode_offsets(data: Buffer, count: int, item_bytes: int, unit: int, name: str) -> NDArray[np.int64]:
-    if item_bytes not in (1, 2, 4, 8) or len(data) != 8 + item_bytes * count:
+    if item_bytes not in ITEM_BYTES or len(data) != 8 + item_bytes * count:
         raise DataError(f"{len(data)} bytes of bounds for {count} samples of {item_bytes} bytes", shard=name)
     offsets = np.empty(count + 1, np.int64)
     offsets[0] = struct.unpack_from("<Q", data)[0]

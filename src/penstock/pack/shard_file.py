@@ -27,7 +27,7 @@ from penstock.formats import RESERVED_FIELDS
 from penstock.formats.compression import COMPRESSORS
 from penstock.formats.mds import MdsWriter
 from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
-from penstock.index.members import members_of
+from penstock.index.shard_index import members_of
 from penstock.pack.written_formats import prepare, written_format
 from penstock.types import lasting_etag
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.index import IndexPlace, ShardIndex, ShardLike, ShardRow
-    from penstock.index.lookup import Lookup
+    from penstock.index.place import Lookup
     from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
 
@@ -237,7 +237,7 @@ def verify_shards(
 
     Args:
         shards: Listed shards.
-        known: Result of ``penstock.index.lookup`` for the shards.
+        known: Result of ``penstock.index.place`` for the shards.
         on_shard: Called for each shard with its URL, its row, and its error; see ``verify``.
     """
     problems: list[ShardProblem] = []

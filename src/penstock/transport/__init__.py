@@ -15,8 +15,14 @@ from penstock.transport.http import (
     HttpSink,
     HttpTransfer,
 )
-from penstock.transport.presigning import EXPIRES_S_MAX, UNSIGNED_PAYLOAD, presigned_url
-from penstock.transport.signing import EMPTY_SHA256, Signing, signing_key
+from penstock.transport.signing import (
+    EMPTY_SHA256,
+    EXPIRES_S_MAX,
+    UNSIGNED_PAYLOAD,
+    Signing,
+    presigned_url,
+    signing_key,
+)
 
 __all__ = [
     "CANCELLED",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import MIB
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpRequest:
     """One exchange to make.
 
@@ -39,30 +41,16 @@ class HttpRequest:
         redirects_max: Largest number of redirects that libcurl follows; 0 for signed requests.
     """
 
-    __slots__ = ("body", "config", "headers", "landing", "method", "redirects_max", "signing", "sink", "url")
-
-    def __init__(
-        self,
-        method: str,
-        url: str,
-        *,
-        sink: HttpSink,
-        config: TransportConfig,
-        headers: Sequence[str] = (),
-        body: Buffer | None = None,
-        signing: Signing | None = None,
-        landing: Landing | None = None,
-        redirects_max: int = 0,
-    ) -> None:
-        self.method = method
-        self.url = url
-        self.sink = sink
-        self.config = config
-        self.headers = headers
-        self.body = body
-        self.signing = signing
-        self.landing = landing
-        self.redirects_max = redirects_max
+    method: str
+    url: str
+    _: KW_ONLY
+    sink: HttpSink
+    config: TransportConfig
+    headers: Sequence[str] = ()
+    body: Buffer | None = None
+    signing: Signing | None = None
+    landing: Landing | None = None
+    redirects_max: int = 0
 
     def message(self, host: str) -> bytes:
         """Return the request, which must have no body, as it is sent over plain HTTP.
@@ -103,6 +91,7 @@ class HttpSink(Protocol):
         """Take the end of the exchange, well or not. Called exactly once."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpAnswer:
     """How an exchange ended.
 
@@ -119,34 +108,20 @@ class HttpAnswer:
         start_s, queued_s, connect_s, first_byte_s, total_s: Times in seconds, as in ``types.Attempt``.
     """
 
-    __slots__ = (
-        "connect_s",
-        "curl_error",
-        "error_body",
-        "first_byte_s",
-        "headers",
-        "landing",
-        "queued_s",
-        "reason",
-        "received_bytes",
-        "refused",
-        "resent",
-        "start_s",
-        "status",
-        "total_s",
-    )
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.landing: Landing | None = None
-        self.received_bytes = 0
-        self.error_body = b""
-        self.curl_error = 0
-        self.reason = ""
-        self.refused: Exception | None = None
-        self.resent = False
-        self.start_s = self.queued_s = self.connect_s = self.first_byte_s = self.total_s = 0.0
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    landing: Landing | None = None
+    received_bytes: int = 0
+    error_body: bytes = b""
+    curl_error: int = 0
+    reason: str = ""
+    refused: Exception | None = None
+    resent: bool = False
+    start_s: float = 0.0
+    queued_s: float = 0.0
+    connect_s: float = 0.0
+    first_byte_s: float = 0.0
+    total_s: float = 0.0
 
 
 UNSIZED_BYTES_MAX = 64 * MIB
@@ -175,61 +150,42 @@ class TransferLoop(Protocol):
         """End `transfer` early, with `code` and `reason`; on the loop's thread."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpTransfer:
     """An exchange that was submitted: a ``types.Transfer``."""
 
-    __slots__ = (
-        "_appended",
-        "_body_view",
-        "_error_bytes",
-        "_error_pieces",
-        "_loop",
-        "_refused",
-        "carrier",
-        "connected_s",
-        "count_sent",
-        "direct",
-        "ended",
-        "first_s",
-        "head",
-        "header_lines",
-        "initial_position",
-        "landing",
-        "request",
-        "resent",
-        "sent_bytes",
-        "sent_s",
-        "start_s",
-        "started_s",
-        "watch_bytes",
-        "watch_s",
-    )
+    _loop: TransferLoop
+    request: HttpRequest
+    start_s: float = field(init=False, default_factory=time.monotonic)
+    started_s: float = field(init=False, default=0.0)
+    connected_s: float = field(init=False, default=0.0)  # when a new connection was open; 0 for a reused one
+    sent_s: float = field(init=False, default=0.0)
+    first_s: float = field(init=False, default=0.0)
+    resent: bool = field(init=False, default=False)  # whether it was sent again because the kept connection had died
+    carrier: Any = field(init=False, default=None)  # a handle of libcurl, or a connection of plain.py
+    head: tuple[int, dict[bytes, bytes]] | None = field(init=False, default=None)
+    ended: bool = field(init=False, default=False)
+    header_lines: list[bytes] = field(init=False, default_factory=list)
+    sent_bytes: int = field(init=False, default=0)
+    count_sent: Callable[[], int] | None = field(
+        init=False, default=None
+    )  # replaces `sent_bytes` if libcurl reads the body
+    watch_bytes: int = field(init=False, default=-1)
+    watch_s: float = field(init=False, default=0.0)
+    direct: mmap.mmap | None = field(
+        init=False, default=None
+    )  # its `write` takes the body, and its file position counts
+    landing: Landing | None = field(init=False)
+    initial_position: int = field(init=False)
+    _body_view: memoryview | None = field(init=False, default=None)
+    _appended: Landing | None = field(init=False, default=None)  # instead of the view: a file, or memory that grows
+    _error_pieces: list[bytes] | None = field(init=False, default=None)
+    _error_bytes: int = field(init=False, default=0)
+    _refused: Exception | None = field(init=False, default=None)
 
-    def __init__(self, loop: TransferLoop, request: HttpRequest) -> None:
-        self._loop = loop
-        self.request = request
-        self.start_s = time.monotonic()
-        self.started_s = 0.0
-        self.connected_s = 0.0  # when a new connection was open; 0 for a reused one
-        self.sent_s = 0.0
-        self.first_s = 0.0
-        self.resent = False  # whether it was sent again because the kept connection had died
-        self.carrier: Any = None  # a handle of libcurl, or a connection of plain.py
-        self.head: tuple[int, dict[bytes, bytes]] | None = None
-        self.ended = False
-        self.header_lines: list[bytes] = []
-        self.landing = request.landing
-        self.sent_bytes = 0
-        self.count_sent: Callable[[], int] | None = None  # replaces `sent_bytes` if libcurl reads the body itself
-        self.watch_bytes = -1
-        self.watch_s = 0.0
-        self._body_view: memoryview | None = None
-        self._appended: Landing | None = None  # instead of the view: a file, or memory that grows
-        self.direct: mmap.mmap | None = None  # if set, the body goes to its `write`, and its file position counts
-        self._error_pieces: list[bytes] | None = None
-        self._error_bytes = 0
-        self._refused: Exception | None = None
-        self.initial_position = self.landing.position if self.landing is not None else 0
+    def __post_init__(self) -> None:
+        self.landing = landing = self.request.landing
+        self.initial_position = landing.position if landing is not None else 0
 
     def cancel(self) -> None:
         """Give the exchange up; see ``types.Transfer.cancel``."""

@@ -1,4 +1,4 @@
-"""The event loop: one epoll in one background thread, for plain sockets (``plain.py``) and those of libcurl (``curl_pool.py``).
+"""The event loop: one epoll in one background thread, for plain sockets (``plain.py``) and those of libcurl (``curl.py``).
 
 Submissions arrive in a deque, and an eventfd is written only while the loop sleeps. The loop enforces deadlines itself: a
 watchdog checks all transfers twice a second, which is cheaper than libcurl's speed check per transfer, and tells a late first
@@ -20,19 +20,18 @@ import select
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.system.libcurl import pycurl
 from penstock.transport.connections import HttpConnection
-from penstock.transport.curl_pool import CurlPool
+from penstock.transport.curl import CurlPool
 from penstock.transport.http import (
-    CANCELLED,
     CLOSED,
     DEFECT,
     LATE_BODY,
     LATE_FIRST_BYTE,
     LATE_TOTAL,
-    HttpAnswer,
     HttpRequest,
     HttpTransfer,
 )
@@ -49,21 +48,20 @@ _EVENTS_MAX = 256
 log = logging.getLogger("penstock.transport")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timer:
     """A call in the future; ``cancel()`` may be called from any thread."""
 
-    __slots__ = ("call", "cancelled", "when_s")
-
-    def __init__(self, when_s: float, call: Callable[[], None]) -> None:
-        self.when_s = when_s
-        self.call = call
-        self.cancelled = False
+    when_s: float
+    call: Callable[[], None]
+    cancelled: bool = False
 
     def cancel(self) -> None:
         """Drop the call. Idempotent."""
         self.cancelled = True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WatchedDescriptor:
     """A descriptor of somebody else that an event loop watches; ``EventLoop.add_reader`` makes it.
 
@@ -73,20 +71,10 @@ class WatchedDescriptor:
         on_loop_end: Called when the loop ends, with whether a defect in a callback has ended it.
     """
 
-    __slots__ = ("_loop", "descriptor", "on_loop_end", "on_readable")
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        descriptor: int,
-        *,
-        on_readable: Callable[[], object],
-        on_loop_end: Callable[[bool], object],
-    ) -> None:
-        self._loop = loop
-        self.descriptor = descriptor
-        self.on_readable = on_readable
-        self.on_loop_end = on_loop_end
+    _loop: EventLoop
+    descriptor: int
+    on_readable: Callable[[], object]
+    on_loop_end: Callable[[bool], object]
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Run `call` on the thread of the same loop after `delay_s` seconds."""
@@ -168,7 +156,7 @@ class EventLoop:
             on_loop_end: Called on the loop's thread at its end, unless the descriptor was removed before, with whether a defect
                 in a callback has ended the loop: another loop then goes on in its place.
         """
-        watched = WatchedDescriptor(self, descriptor, on_readable=on_readable, on_loop_end=on_loop_end)
+        watched = WatchedDescriptor(self, descriptor, on_readable, on_loop_end)
         self._enqueue(lambda: self._begin_watching(watched))
         return watched
 
@@ -462,6 +450,3 @@ class EventLoop:
         self._drainer = 0
         if self._incoming:
             self._drain_closed()
-
-
-__all__ = ["CANCELLED", "CLOSED", "EventLoop", "HttpAnswer", "Timer"]

@@ -11,8 +11,8 @@ import pytest
 from penstock.errors import ConfigError, DataError
 from penstock.formats import TarParser
 from penstock.index import ShardIndex, ShardRecorder, VersionedShard
-from penstock.index.members import decode, members_of
 from penstock.index.shard_index import decode as decode_index
+from penstock.index.shard_index import decode_members, members_of
 
 FIELDS = ("jpg", "cls", "depth.npy")
 
@@ -84,11 +84,11 @@ def test_members_come_back_and_damage_is_noticed() -> None:
         members = members_of(["a", "b"], [[largest, 1]], [2 * 512 + -(-largest // 512) * 512 + 512])
         assert members is not None
         data, item_bytes = members.encode()
-        again = decode(data, count=1, item_bytes=item_bytes, name="x")
+        again = decode_members(data, count=1, item_bytes=item_bytes, name="x")
         assert (again.names, again.head_bytes, again.sizes.tolist()) == (("a", "b"), 512, [[largest, 1]])
     for wrong, size in ((data[:-1], item_bytes), (b"{}\n", 1), (b"no", 1), (data, 3)):
         with pytest.raises(DataError, match="members cannot be read"):
-            decode(wrong, count=1, item_bytes=size, name="x")
+            decode_members(wrong, count=1, item_bytes=size, name="x")
 
 
 def test_a_cut_sample_is_the_parsed_one() -> None:

@@ -131,7 +131,7 @@ def test_the_builder_writes_shards_and_then_the_data_set(tar: Callable[..., byte
     with IndexBuilder(place) as builder, IndexBuilder(place) as other:
         for each, data, key in ((builder, first, "1.tar"), (other, second, "2.tar")):
             assert not each.has(found(data, key))
-            recorder, parser = each.recorder(found(data, key), "tar"), TarParser(key)
+            recorder, parser = ShardRecorder(found(data, key), "tar"), TarParser(key)
             recorder.feed(data, parser.feed(data))
             each.add(recorder.finish(parser.finish()))
             assert each.has(found(data, key))
@@ -153,7 +153,7 @@ def test_a_failed_write_is_said(tar: Callable[..., bytes]) -> None:
     data = tar(2)
     faulty = Faulty(MemoryStore(name="refuses"), fail_at_call=2, error=StoreError("disk full"))
     builder = IndexBuilder(IndexPlace(faulty, "", base="file:///d/"))
-    recorder, parser = builder.recorder(found(data), "tar"), TarParser("a")
+    recorder, parser = ShardRecorder(found(data), "tar"), TarParser("a")
     recorder.feed(data, parser.feed(data))
     builder.add(recorder.finish(parser.finish()))
     with pytest.raises(StoreError, match="disk full"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.memory.file_landings import FileLanding, LandingFile, LandingFileError
-from penstock.transport.splicing import Splicer
+from penstock.transport.plain import Splicer
 
 DATA = b"".join(number.to_bytes(4, "big") for number in range(20_000))
 
