@@ -35,7 +35,7 @@ ENGINE = ("numpy", "crc32c", "penstock.access", "penstock.cache", "penstock.comp
 # ... and what an epoch over tar shards does without. Both lists keep what the import costs (bench/import_time.py) down.
 NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile",
                 *(f"penstock.formats.{name}" for name in ("compression", "example", "jsonl", "mds", "parquet", "writers",
-                                                          "recordio", "tar_writer", "tfrecord", "zip")),
+                                                          "recordio", "tfrecord", "zip")),
                 *(f"penstock.index.{name}" for name in ("building", "foreign", "manifest", "recorder", "sample_map")),
                 *(f"penstock.loader.{name}" for name in ("batches.rebatching", "lanes.objects",
                                                          "plan.strided", "workers")),

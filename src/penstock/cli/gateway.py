@@ -180,7 +180,7 @@ def check(config: str = option("FILE", "TOML file to check.", required=True)) ->
 
         penstock gateway check --config gateway.toml
     """
-    from penstock.gateway.serving.plan import plan_lines
+    from penstock.gateway.serving.startup import plan_lines
 
     for line in plan_lines(make_config(config)):
         print_result(line)

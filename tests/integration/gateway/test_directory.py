@@ -17,7 +17,7 @@ from fronts import RunningFront, s3_client
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets.directory import DirectoryBuckets
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.serving.tables import AccessPointTable
+from penstock.gateway.serving.assembly import AccessPointTable
 from penstock.store import LocalStore, MemoryStore
 from penstock.types import lasting_etag
 

@@ -1,8 +1,14 @@
-"""The parts of one gateway process, made of its configuration: stores, buckets, transforms, and their numbers."""
+"""The parts of one gateway process, made of its configuration: stores, buckets, transforms, and their numbers.
+
+The internal endpoint, on a loopback port of its own, is one of them: handlers and transforms in other processes read their
+source there, by URLs that this gateway's internal key has signed for one object and a limited time, and send the answers of
+``WriteGetObjectResponse``. The upstream's keys stay in this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,28 +16,35 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import CacheConfig
 from penstock.cache.statistics import CacheStatistics
-from penstock.compose import connect
-from penstock.errors import PenstockError
+from penstock.compose import connect, split
+from penstock.errors import ConfigError, PenstockError
 from penstock.fetch import process_budget
-from penstock.gateway.aws_lambda import LambdaBucket, LambdaTransform
+from penstock.gateway.authentication.keys import AccessKeys
+from penstock.gateway.authentication.presigning import presign
+from penstock.gateway.authentication.verifying import SignatureAuthenticator
+from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
 from penstock.gateway.buckets.hot_bodies import HotBodies
 from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.buckets.writes import writes_for
+from penstock.gateway.config import GatewayLimits
+from penstock.gateway.http.front import Front
+from penstock.gateway.objects import S3Error
 from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
-from penstock.gateway.serving.internal import InternalFront, InternalLinks
-from penstock.gateway.serving.tables import AccessPointTable
+from penstock.gateway.serving.listening import listen
 from penstock.gateway.transforms.worker_transform import make_transform
 from penstock.gateway.webhooks import PREFIX, ArnBucket, ServedTransform, WebhookService, WebhookTransform
 from penstock.processes.starting import stay_on_one_processor
 from penstock.store.carriers import is_read_by_tls
 from penstock.store.presigning import presigned_get
+from penstock.store.s3_requests import encoded_key
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     from aiohttp.web import BaseRequest, StreamResponse
@@ -39,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.gateway.authentication.keys import AccessKey, AccessKeys
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
-    from penstock.gateway.objects import Authenticator, Bucket, BucketTable, Transform
+    from penstock.gateway.objects import Authenticator, Bucket, BucketAtHand, BucketTable, Caller, ObjectHead, Transform
     from penstock.store.base import Store
 
 
@@ -289,3 +302,156 @@ def _find_credentials(store: Store) -> None:
     """Have the keys of the upstream found before the event loop needs them to sign a URL, because that may take seconds."""
     with suppress(PenstockError):  # a read will say what is wrong
         presigned_get(store, "x")
+
+
+_GRACE_S = 60
+_EXPIRES_S_MAX = 7 * 86400
+_STALL_S_MAX = 86400.0
+
+
+class InternalFront:
+    """The internal endpoint. Its port is open from the beginning, so that URLs can be made before it answers.
+
+    Args:
+        key: The key that signs and verifies URLs; all processes of a gateway share it.
+
+    Attributes:
+        endpoint: Port and keys of this endpoint, for handlers.
+    """
+
+    def __init__(self, key: AccessKey) -> None:
+        self._key = key
+        self._socket: socket.socket = listen("127.0.0.1", 0, count=1)[0]
+        self.port = int(self._socket.getsockname()[1])
+        self.endpoint = InternalEndpoint(self.port)
+        self._front: Front | None = None
+
+    async def start(self, sources: Mapping[str, Bucket]) -> None:
+        """Answer requests.
+
+        Args:
+            sources: Buckets with the untransformed objects, by the names of the access points.
+        """
+        # A handler may work for as long as it is allowed to before it goes on reading.
+        limits = GatewayLimits(stall_s_max=_STALL_S_MAX, bytes_per_s_min=0)
+        self._front = Front(
+            AccessPointTable(sources),
+            SignatureAuthenticator(AccessKeys([self._key])),
+            limits=limits,
+            extra_routes={PATH: WriteGetObjectResponse(self.endpoint)},
+        )
+        await self._front.start([self._socket])
+
+    def sign(
+        self, method: str, name: str, *, query: Mapping[str, str], headers: Mapping[str, str], expires_s: int
+    ) -> str:
+        """Return a signed URL of this endpoint.
+
+        Args:
+            method: HTTP method that the URL permits.
+            name: Name of the access point, or the name, a slash and a key.
+            query: Parameters of the query, which the signature covers.
+            headers: Headers that must be sent with the request.
+            expires_s: Seconds for which it is valid.
+        """
+        url = f"http://127.0.0.1:{self.port}/{encoded_key(name)}"
+        return presign(url, self._key, method=method, expires_s=expires_s, query=query, headers=headers)
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        if self._front is not None:
+            await self._front.close()
+        self._socket.close()
+
+
+class InternalLinks:
+    """How other processes reach the sources of one access point. Implements ``SourceLinks``.
+
+    Args:
+        point: The access point.
+        store: Store of the sources.
+        internal: The internal endpoint of this process.
+    """
+
+    def __init__(self, point: AccessPoint, store: Store, *, internal: InternalFront) -> None:
+        self._name = point.name
+        self._path = point.upstream if "://" not in point.upstream else ""
+        self._is_s3 = point.upstream.startswith("s3://")
+        self._store = store
+        self._internal = internal
+        reader = point.handler or point.webhook or point
+        self._expires_s = min(math.ceil(reader.time_s_max) + _GRACE_S, _EXPIRES_S_MAX)
+
+    def worker_url(self, key: str, head: ObjectHead) -> tuple[str, str]:
+        """Return the path of a directory, a URL that the upstream's keys signed, or one at the internal endpoint."""
+        if self._path:
+            return self._path, key
+        if self._is_s3:
+            try:
+                return split(presigned_get(self._store, key, expires_s=self._expires_s))
+            except ConfigError:  # objects encrypted with a customer's key cannot be read by a URL alone
+                pass
+        return split(self.signed_url(key, head, {}))
+
+    def signed_url(self, key: str, head: ObjectHead, headers: Mapping[str, str]) -> str:
+        """Return a URL at the internal endpoint."""
+        del head
+        return self.sign("GET", key, query={}, headers=headers)
+
+    def sign(self, method: str, key: str, *, query: Mapping[str, str], headers: Mapping[str, str]) -> str:
+        """Return a URL of an object, or with an empty key of the bucket, at the internal endpoint."""
+        name = f"{self._name}/{key}" if key else self._name
+        return self._internal.sign(method, name, query=query, headers=headers, expires_s=self._expires_s)
+
+
+class AccessPointTable:
+    """The access points of a gateway, before another table. Implements ``BucketTable``.
+
+    Args:
+        access_points: Buckets by name.
+        others: Table of the buckets that are not access points; None if there are no others.
+    """
+
+    def __init__(self, access_points: Mapping[str, Bucket], *, others: BucketTable | None = None) -> None:
+        self._access_points = dict(access_points)
+        self._others = others
+
+    async def get(self, name: str, caller: Caller) -> Bucket | None:
+        """Return the bucket of a name."""
+        found = self._access_points.get(name)
+        if found is None and self._others is not None:
+            return await self._others.get(name, caller)
+        return found
+
+    def at_hand(self, name: str) -> BucketAtHand | None:
+        """Return an access point that serves a store's objects as they are."""
+        found = self._access_points.get(name)
+        return found if isinstance(found, UpstreamBucket) else None
+
+    async def names(self, caller: Caller) -> list[Bucket]:
+        """Return all buckets, in the order of their names."""
+        buckets = dict(self._access_points)
+        if self._others is not None:
+            buckets = {bucket.name: bucket for bucket in await self._others.names(caller)} | buckets
+        return [buckets[name] for name in sorted(buckets)]
+
+    async def create(self, name: str, caller: Caller, *, region: str) -> None:
+        """Create a bucket in the other table."""
+        if name in self._access_points:
+            raise S3Error("BucketAlreadyExists", "An access point of the gateway has this name.", status=409)
+        await self._writable().create(name, caller, region=region)
+
+    async def delete(self, name: str, caller: Caller) -> None:
+        """Remove a bucket from the other table."""
+        if name in self._access_points:
+            raise S3Error(
+                "AccessDenied", "This is an access point of the gateway, which its configuration names.", status=403
+            )
+        await self._writable().delete(name, caller)
+
+    def _writable(self) -> BucketTable:
+        if self._others is None:
+            raise S3Error(
+                "AccessDenied", "This gateway serves the buckets of its configuration, and no others.", status=403
+            )
+        return self._others

@@ -14,12 +14,11 @@ from penstock.gateway.authentication.verifying import OpenAuthenticator, Signatu
 from penstock.gateway.http.access_log import AccessLogWriter
 from penstock.gateway.http.front import Front
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.serving.activity import Activity, ErrorHandler
 from penstock.gateway.serving.assembly import Assembly
-from penstock.gateway.serving.journal import Journal, JournalHandler
-from penstock.gateway.serving.routes import StatusRoutes
+from penstock.gateway.serving.journal import Activity, ErrorHandler, Journal, JournalHandler
+from penstock.gateway.serving.listening import TlsCertificate
 from penstock.gateway.serving.snapshots import memory_bytes, take_snapshot
-from penstock.gateway.serving.tls import TlsCertificate
+from penstock.gateway.serving.status import StatusRoutes
 
 if TYPE_CHECKING:
     import socket

@@ -1,4 +1,7 @@
-"""Starts a gateway: checks the configuration, reads the keys, opens the port, and runs one process or several."""
+"""Starts a gateway: checks the configuration, reads the keys, opens the port, and runs one process or several.
+
+``penstock gateway check`` prints what it would serve.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from penstock.gateway.authentication.keys import KEYS_VARIABLE, AccessKey, Acces
 from penstock.gateway.serving.assembly import WorkerOrder
 from penstock.gateway.serving.checks import check_config, is_loopback
 from penstock.gateway.serving.journal import Journal
-from penstock.gateway.serving.listening import listen
+from penstock.gateway.serving.listening import TlsCertificate, listen
 from penstock.gateway.serving.process import GatewayProcess
 from penstock.gateway.serving.snapshots import add_up
 from penstock.gateway.serving.supervisor import EXIT_INTERRUPTED, Supervisor
-from penstock.gateway.serving.tls import TlsCertificate
+from penstock.gateway.transforms.builtin import BUILTINS
+from penstock.gateway.transforms.program import load_program, spelled_program
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.serving.snapshots import Totals
+
 
 CACHE_SIZE = "10GB"
 """Size of the cache if none is configured."""
@@ -213,3 +218,60 @@ async def _serve_alone(
     if signal.SIGINT in numbers:
         return EXIT_INTERRUPTED
     return 0 if whole else 1
+
+
+def plan_lines(config: GatewayConfig) -> list[str]:
+    """Check a configuration, and return what it would serve.
+
+    Raises:
+        ConfigError: It is not valid.
+    """
+    config = with_defaults(config)
+    check_config(config)
+    for point in config.access_points:
+        if point.transform:
+            _check_builtins(point, config.names.of(f"access_points.{point.name}.transform"))
+    keys = read_keys(config)
+    scheme = "https" if config.tls_certificate else "http"
+    processes = "1 process" if config.workers == 1 else f"{config.workers} processes"
+    lines = [
+        f"listens on {scheme}://{config.host}:{config.port} with {processes}",
+        _keys_line(keys),
+        f"cache: {config.cache or 'none'}",
+    ]
+    if config.results:
+        lines.append(f"results: {config.results}")
+    if config.tls_certificate:
+        lines.append(TlsCertificate(config).warning() or f"certificate: {config.tls_certificate}")
+    if config.directory:
+        access = "read and write" if config.read_write else "read only"
+        lines.append(f"buckets: the folders of {config.directory}, {access}")
+    lines += [_access_point_line(point) for point in config.access_points]
+    return lines
+
+
+def _check_builtins(point: AccessPoint, name: str) -> None:
+    """Check the arguments of built-in transforms; code of others is run only by worker processes.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value.
+    """
+    program = spelled_program(point.transform, arguments=point.arguments, folder=point.folder)
+    steps = tuple(step for step in program.steps if step.target in BUILTINS.values())
+    try:
+        load_program(program._replace(steps=steps))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.what}", hint=error.hint) from None
+
+
+def _keys_line(keys: AccessKeys | None) -> str:
+    if keys is None:
+        return "access keys: none; everyone on this machine may read"
+    text = f"access keys: {len(keys)}"
+    return f"{text}, and unsigned requests" if keys.anonymous is not None else text
+
+
+def _access_point_line(point: AccessPoint) -> str:
+    access = "read and write" if point.read_write else "read only"
+    keys = f", for the keys {', '.join(point.keys)}" if point.keys else ""
+    return f"access point {point.name}: {plan_text(point)}, {access}{keys}"

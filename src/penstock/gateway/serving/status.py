@@ -1,21 +1,43 @@
-"""The status page as texts: values by name and tables by name. The page and its script render the same texts."""
+"""The paths under ``/-/``: health, readiness, metrics, and the status page with its data.
+
+The page shows texts: values by name and tables by name. It loads nothing but its own data, and shows everything without its
+script as well, which renders the same texts.
+
+Health and readiness reveal nothing, so everyone may read them. The other pages are for this machine alone, unless
+``status = "metrics"`` opens the metrics, which contain no keys of objects, or ``status = "everyone"`` opens the status page as
+well. Behind a reverse proxy on this machine every client has a local address, so forwarded requests do not count as local. A
+web page that rebinds its host name to 127.0.0.1 is recognized by the ``Host`` header.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.gateway.serving.activity import SECONDS_MAX
+from aiohttp import web
+
+from penstock.gateway.serving.checks import is_loopback
+from penstock.gateway.serving.journal import SECONDS_MAX
+from penstock.gateway.serving.prometheus import CONTENT_TYPE, render
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from aiohttp.web import BaseRequest, StreamResponse
 
     from penstock.gateway.config import AccessPoint, GatewayConfig
-    from penstock.gateway.serving.snapshots import Snapshot, Totals
+    from penstock.gateway.serving.snapshots import Peers, Snapshot, Totals
+
 
 LIVE_MAX = 100
 ERRORS_MAX = 30
@@ -164,3 +186,204 @@ def _error_rows(snapshots: Iterable[Snapshot]) -> list[list[str]]:
         ]
         for each in errors[:ERRORS_MAX]
     ]
+
+
+TILES = (
+    ("in_flight", "requests now"),
+    ("requests_rate", "requests, last 10 s"),
+    ("throughput", "throughput, last 10 s"),
+    ("cache_hits", "bytes from the cache"),
+    ("cache_used", "cache"),
+    ("budget", "read-ahead memory"),
+    ("runs", "transforms now"),
+    ("failed", "server errors"),
+)
+LINES = (
+    ("processes", "processes"),
+    ("requests", "requests"),
+    ("sent", "sent"),
+    ("memory", "memory"),
+    ("uptime", "up for"),
+    ("version", "penstock"),
+)
+TABLES = (
+    (
+        "access_points",
+        "Access points",
+        ("Name", "Upstream", "Transform", "Transforms run", "Not finished"),
+        "There are no access points.",
+    ),
+    ("live", "Requests now", ("Request", "For", "Sent", "Client", "Request ID"), "No request is being answered."),
+    ("errors", "Last errors", ("Time (UTC)", "What", "Reason", "Request ID"), "There were no errors."),
+)
+
+
+def render_page(view: StatusView) -> bytes:
+    """Return the page. Every text of the view is escaped."""
+    style, script = _asset("status.css"), _asset("status.js")
+    tiles = "".join(
+        f'<div class="tile"><dd data-value="{name}">{escape(view.values[name])}</dd><dt>{label}</dt></div>'
+        for name, label in TILES
+    )
+    lines = " · ".join(f'{label} <b data-value="{name}">{escape(view.values[name])}</b>' for name, label in LINES)
+    tables = "".join(_table(view, *each) for each in TABLES)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>penstock gateway</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>penstock gateway</h1><span class="state" data-value="state" role="status">{escape(view.values["state"])}</span>
+<time data-value="time">{escape(view.values["time"])}</time></header>
+<main>
+<dl class="tiles">{tiles}</dl>
+<figure>
+<svg viewBox="0 -4 {CHART_WIDTH} {CHART_HEIGHT + 8}" preserveAspectRatio="none" role="img"
+ aria-label="Bytes sent in each of the last 60 seconds">
+<polyline id="chart" points="{escape(view.chart)}"/></svg>
+<figcaption>bytes sent, by second, in the last minute</figcaption>
+</figure>
+<p class="lines">{lines}</p>
+{tables}
+</main>
+<script>{script}</script>
+</body>
+</html>
+""".encode()
+
+
+def page_headers() -> dict[str, str]:
+    """Return the headers of the page: its own style and script run, and nothing else."""
+    policy = (
+        f"default-src 'none'; style-src '{_digest('status.css')}'; script-src '{_digest('status.js')}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy, **PRIVATE_HEADERS}
+
+
+PRIVATE_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of everything that shows the gateway's state."""
+
+
+def _table(view: StatusView, name: str, title: str, columns: tuple[str, ...], empty: str) -> str:
+    rows = view.tables[name]
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    hidden = " hidden" if rows else ""
+    return (
+        f'<section><h2>{title}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f'<tbody data-table="{name}">{body}</tbody></table></div>'
+        f'<p class="empty" data-empty="{name}"{hidden}>{empty}</p></section>'
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+@cache
+def _digest(name: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(_asset(name).encode()).digest()).decode()
+
+
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+_PORT: Final = re.compile(r":[0-9]*\Z")
+_TEXT = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+
+
+class StatusRoutes:
+    """Answers the paths under ``/-/``.
+
+    Args:
+        config: The configuration.
+        peers: All processes of the gateway.
+        started_s: When the gateway was started, in seconds since 1970.
+
+    Attributes:
+        state: ``"starting"``, ``"serving"`` or ``"draining"``.
+    """
+
+    def __init__(self, config: GatewayConfig, *, peers: Peers, started_s: float) -> None:
+        self._config = config
+        self._peers = peers
+        self._started_s = started_s
+        self.state = "starting"
+
+    def by_path(self) -> dict[str, Callable[[BaseRequest], Awaitable[StreamResponse]]]:
+        """Return the handlers as ``Front`` takes them; unknown paths below ``/-/`` are answered as well."""
+        return {
+            "/-/health": self._health,
+            "/-/ready": self._ready,
+            "/-/metrics": self._metrics,
+            "/-/": self._status,
+        }
+
+    async def _health(self, request: BaseRequest) -> StreamResponse:
+        return _refused_method(request) or web.Response(text="ok\n", headers=_TEXT)
+
+    async def _ready(self, request: BaseRequest) -> StreamResponse:
+        is_ready = self.state == "serving"
+        return _refused_method(request) or web.Response(
+            status=200 if is_ready else 503, text=f"{self.state}\n", headers=_TEXT
+        )
+
+    async def _metrics(self, request: BaseRequest) -> StreamResponse:
+        refusal = self._refusal(request, open_to=("metrics", "everyone"))
+        if refusal is not None:
+            return refusal
+        try:
+            totals = await self._peers.totals()
+        except TimeoutError:
+            return _answer(503, "The processes of this gateway did not answer in time.")
+        return web.Response(body=render(totals), headers={**PRIVATE_HEADERS, "Content-Type": CONTENT_TYPE})
+
+    async def _status(self, request: BaseRequest) -> StreamResponse:
+        path = request.path
+        if path not in ("/-/", "/-/status.json"):
+            return _answer(404, "There is no such page.")
+        refusal = self._refusal(request, open_to=("everyone",))
+        if refusal is not None:
+            return refusal
+        try:
+            totals = await self._peers.totals()
+        except TimeoutError:
+            return _answer(503, "The processes of this gateway did not answer in time.")
+        view = make_view(self._config, totals, state=self.state, started_s=self._started_s)
+        if path == "/-/status.json":
+            return web.json_response(view.as_json(), headers=PRIVATE_HEADERS)
+        return web.Response(body=render_page(view), headers=page_headers())
+
+    def _refusal(self, request: BaseRequest, *, open_to: tuple[str, ...]) -> StreamResponse | None:
+        if self._config.status in open_to or _is_local(request):
+            return _refused_method(request)
+        return _answer(403, f'Only this machine may see this page, unless the gateway has status = "{open_to[0]}".')
+
+
+def _is_local(request: BaseRequest) -> bool:
+    """Return whether a request comes from this machine, and from nobody beyond it."""
+    host = _PORT.sub("", request.headers.get("Host", ""))
+    return (
+        is_loopback(request.remote or "")
+        and is_loopback(host)
+        and not any(name in request.headers for name in _FORWARDED)
+    )
+
+
+def _refused_method(request: BaseRequest) -> StreamResponse | None:
+    if request.method in ("GET", "HEAD"):
+        return None
+    return _answer(405, "This page can only be read.", Allow="GET, HEAD")
+
+
+def _answer(status: int, text: str, **headers: str) -> StreamResponse:
+    return web.Response(status=status, text=f"{text}\n", headers={**_TEXT, **headers})

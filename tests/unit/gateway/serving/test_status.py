@@ -11,10 +11,9 @@ import pytest
 from penstock.gateway.config import AccessPoint, GatewayConfig, WebhookConfig
 from penstock.gateway.http.access_log import AccessRecord
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.serving.activity import ERRORS_MAX, SECONDS_MAX, Activity
+from penstock.gateway.serving.journal import ERRORS_MAX, SECONDS_MAX, Activity
 from penstock.gateway.serving.snapshots import add_up, take_snapshot
-from penstock.gateway.serving.status import LIVE_MAX, StatusView, duration_text, make_view
-from penstock.gateway.serving.status_page import page_headers, render_page
+from penstock.gateway.serving.status import LIVE_MAX, StatusView, duration_text, make_view, page_headers, render_page
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m"
 CONFIG = GatewayConfig(
