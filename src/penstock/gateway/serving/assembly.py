@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from aiohttp.web import BaseRequest, StreamResponse
 
-    from penstock.gateway.authentication.keys import AccessKey, AccessKeys
+    from penstock.gateway.authentication.keys import AccessKey
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
     from penstock.gateway.objects import Authenticator, Bucket, BucketAtHand, BucketTable, Caller, ObjectHead, Transform
