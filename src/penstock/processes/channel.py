@@ -6,7 +6,6 @@ the other end has ended, for whatever reason.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import struct
@@ -14,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -37,6 +37,8 @@ class JsonChannel:
     @classmethod
     async def over(cls, end: socket.socket) -> JsonChannel:
         """Return the end of a connection that a socket is; the socket belongs to it."""
+        import asyncio  # not above: a loader's workers, which need only receive_exactly, start without it
+
         end.setblocking(False)
         return cls(end, *await asyncio.open_unix_connection(sock=end))
 
@@ -63,7 +65,7 @@ class JsonChannel:
             if length > FRAME_BYTES_MAX:
                 raise ValueError(f"a message of {length} bytes is longer than {FRAME_BYTES_MAX}")
             message = json.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, OSError):
+        except (EOFError, OSError):
             return None
         if isinstance(message, dict):
             return message

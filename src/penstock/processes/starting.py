@@ -1,4 +1,4 @@
-"""How this process starts others: their command, their environment and their processors, and how their end is described.
+"""How a child process starts: command, environment and processors; and what it does to end with its parent.
 
 The threads of a Python process take turns at the interpreter. If they are on several processors, each turn wakes another
 processor up, and small requests spend more time on that than on their work. On one processor, a thread goes on until it waits.
@@ -7,18 +7,23 @@ So a process of the gateway may stay on one processor; what it starts uses all o
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
+import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.config import cores_count
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Callable, Iterable
 
+PR_SET_PDEATHSIG = 1
 _ALLOWED = sorted(os.sched_getaffinity(0))  # when the process started
 
 
@@ -60,3 +65,49 @@ def use_all_processors(process_id: int) -> None:
     """Let a process that was just started use all processors that this process could use when it started."""
     with suppress(OSError):  # it has ended already, or its processors were taken away meanwhile
         os.sched_setaffinity(process_id, _ALLOWED)
+
+
+# ── in the child ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def connect_to_parent(descriptor: str, parent: str, *, ignored: Iterable[signal.Signals]) -> socket.socket:
+    """Return the socket to the process that started this one by ``worker_command``.
+
+    Args:
+        descriptor: Descriptor of the socket. Programs that this process starts do not inherit it.
+        parent: Id of the parent process, with which the kernel ends this one; 0 if it must not.
+        ignored: Signals that a terminal or a service manager sends to whole groups of processes: the parent decides.
+
+    Raises:
+        SystemExit: The parent has ended already.
+    """
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    if int(parent):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            sys.exit()
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    return end
+
+
+def watch_parent(end: socket.socket, then: Callable[[], object], *, grace_s: float) -> None:
+    """Have a thread call `then` some time after the parent is gone, if this process has not ended by itself until then.
+
+    Args:
+        end: The socket to the parent, which may be closed meanwhile.
+        then: Ends this process.
+        grace_s: Time for an orderly end, in seconds.
+    """
+    descriptor = os.dup(end.fileno())
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLRDHUP)
+        while not poll.poll():
+            pass
+        time.sleep(grace_s)
+        then()
+
+    threading.Thread(target=watch, name="penstock-parent", daemon=True).start()

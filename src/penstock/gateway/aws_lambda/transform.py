@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers, seen_request
 from penstock.gateway.aws_lambda.fingerprint import digest_of_code
-from penstock.gateway.aws_lambda.pool import HandlerPool
-from penstock.gateway.aws_lambda.worker import HandlerSettings
+from penstock.gateway.aws_lambda.worker import HandlerPool, HandlerSettings
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
@@ -73,7 +72,12 @@ class LambdaTransform:
         Raises:
             ConfigError: The handler cannot be imported; the message has its traceback.
         """
-        await self._pool.start()
+        try:
+            await self._pool.start()
+        except S3Error as error:
+            what = f"the handler {self._config.handler!r} cannot be used. {self._pool.reason(error)}".rstrip()
+            hint = "check the handler's name, code_dir, and the interpreter that has its dependencies"
+            raise ConfigError(what, hint=hint) from error
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return the query, the caller and the headers that the handler gets."""
@@ -102,14 +106,14 @@ class LambdaTransform:
             S3Error: The handler answered with an error, failed, took too long, or did not answer.
         """
         del arguments, span
-        worker = await self._pool.acquire()
+        worker = await self._pool.take()
         with self._responses.expect(output) as pending:
             try:
                 url = source.signed_url(required_headers(self.seen(request)))
                 context = {"inputS3Url": url, "outputRoute": pending.route, "outputToken": pending.token}
                 event = event_of(request, self._access_point, operation="GetObject", context=context)
             except BaseException:
-                self._pool.release(worker)
+                self._pool.give_back(worker)
                 raise
             call = self._pool.call(worker, event, request_id=request.request_id)
             try:
@@ -124,12 +128,12 @@ class LambdaTransform:
         Raises:
             S3Error: The handler failed or took too long.
         """
-        worker = await self._pool.acquire()
+        worker = await self._pool.take()
         try:
             context = {"inputS3Url": sign()}  # only now, because the life of the URL begins
             event = event_of(request, self._access_point, operation=operation, context=context)
         except BaseException:
-            self._pool.release(worker)
+            self._pool.give_back(worker)
             raise
         call = self._pool.call(worker, event, request_id=request.request_id, wants_result=True)
         try:

@@ -1,4 +1,4 @@
-"""One process that runs a Lambda handler: it is started once, and then answers one event at a time."""
+"""The processes that run a Lambda handler: each is started once, and then answers one event at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB, MIB
 from penstock.gateway.objects import S3Error
 from penstock.processes.channel import JsonChannel
-from penstock.processes.group import ProcessGroup
-from penstock.processes.output import OutputPipe
+from penstock.processes.group import OutputPipe, ProcessGroup
+from penstock.processes.pool import WorkerPool
 from penstock.redaction import printable, public_text
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ OUTPUT_BYTES_MAX = 64 * MIB
 LINE_BYTES_MAX = 16 * KIB
 LINES_MAX = 10_000
 """Largest number of lines of one call that are logged. A record takes about 10 µs of the event loop."""
+WAITING_MAX = 1024
+"""Largest number of calls that wait for a worker process; further ones are refused with ``SlowDown``."""
+GRACE_S = 1.0
+"""How long a handler may go on after its answer is no longer needed, in seconds. Killing it costs another import."""
 START_S_MAX = 120.0
 """Longest time for importing the handler's module, in seconds; TensorFlow takes 10 to 20 s on a busy machine."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -170,14 +174,18 @@ class HandlerOutput(OutputPipe):
 
 
 class HandlerWorker:
-    """A process that has imported the handler.
+    """A process that has imported the handler; a ``PooledWorker``.
 
     Attributes:
-        is_alive: Whether it can take another event.
+        is_clean: Whether it can take another event.
+        calls_count: Always 0: a handler's process is never replaced because of the number of its calls.
     """
 
+    calls_count = 0
+
     def __init__(self, settings: HandlerSettings) -> None:
-        self.is_alive = False
+        self.is_clean = False
+        self._idle_ended: Callable[[], object] | None = None
         self._settings = settings
         self._temporary = ""
         self._group: ProcessGroup | None = None
@@ -216,7 +224,7 @@ class HandlerWorker:
             await self.close()
             failed = answer["failed"]
             raise _failed(f"Importing the handler failed: {failed['type']}.", str(failed["traceback"]))
-        self.is_alive = True
+        self.is_clean = True
 
     async def call(self, event: Mapping[str, object], *, request_id: str, wants_result: bool = False) -> Any:
         """Run the handler with one event, and return what it returned, if that is wanted.
@@ -224,7 +232,7 @@ class HandlerWorker:
         Cancelling kills the process.
 
         Raises:
-            S3Error: The handler raised an exception, exited, or took too long. If `is_alive` is false then, the process has
+            S3Error: The handler raised an exception, exited, or took too long. If `is_clean` is false then, the process has
                 ended.
         """
         assert self._output is not None, "start() comes first"
@@ -249,9 +257,37 @@ class HandlerWorker:
             raise self._failure(answer["failed"], request_id)
         return answer.get("returned")
 
+    @property
+    def process_id(self) -> int:
+        """Id of the process; 0 before it was started."""
+        return 0 if self._group is None else self._group.process_id
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._group is None or self._group.exited.is_set()
+
+    def watch(self, ended: Callable[[], object] | None) -> None:
+        """Have `ended` called if the process ends; None takes it back."""
+        self._idle_ended = ended
+
+    def _note_end(self) -> None:
+        assert self._channel is not None, "_spawn() comes first"
+        self._channel.end_receiving()  # a process that it forked may still hold the other end
+        if self._idle_ended is not None:
+            self._idle_ended()
+
+    def cancel(self) -> None:
+        """Kill the process: a handler cannot be told that its answer is not needed."""
+        self.kill()
+
+    async def settle(self) -> bool:
+        """Return whether another call can follow."""
+        return self.is_clean
+
     def kill(self) -> None:
         """Kill the process and everything that it started; idempotent."""
-        self.is_alive = False
+        self.is_clean = False
         if self._group is not None:
             self._group.kill()
 
@@ -278,7 +314,7 @@ class HandlerWorker:
             self._channel = await JsonChannel.over(ours)
             self._group = ProcessGroup(
                 [settings.python, "-c", _RUN_FILE, str(BOOTSTRAP), str(theirs.fileno())],
-                on_exit=self._channel.end_receiving,  # a process that it forked may still hold the other end
+                on_exit=self._note_end,
                 folder=self._temporary,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
@@ -330,3 +366,67 @@ def _failed(message: str, traceback: str = "") -> S3Error:
     if traceback:
         error.add_note(traceback)
     return error
+
+
+class HandlerPool(WorkerPool[HandlerWorker]):
+    """The worker processes of a handler, and the calls that wait for them.
+
+    Args:
+        settings: The handler.
+        size: Number of worker processes.
+    """
+
+    def __init__(self, settings: HandlerSettings, *, size: int) -> None:
+        super().__init__(settings.name, workers_count=size, waiting_max=WAITING_MAX, log=LOG)
+        self._settings = settings
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    def new_worker(self) -> HandlerWorker:
+        """Return another worker."""
+        return HandlerWorker(self._settings)
+
+    def busy_error(self) -> S3Error:
+        """Return the error of a call that cannot wait."""
+        message = f"{self.waiting_count} calls wait for a worker of the handler. Reduce your request rate."
+        return S3Error("SlowDown", message, status=503)
+
+    def unavailable_error(self, failure: Exception) -> Exception:
+        """Return the error of a call for which there is no worker: why the handler cannot be imported any more."""
+        return failure
+
+    def reason(self, failure: Exception) -> str:
+        """Return why a worker did not start, with the handler's traceback."""
+        message = failure.message if isinstance(failure, S3Error) else str(failure)
+        return "\n".join([message, *getattr(failure, "__notes__", ())])
+
+    def call(self, worker: HandlerWorker, event: Mapping[str, object], **options: Any) -> asyncio.Task[Any]:
+        """Start ``HandlerWorker.call`` with a worker that was taken, and give it back when it ends."""
+
+        async def run() -> Any:
+            try:
+                return await worker.call(event, **options)
+            finally:
+                self.give_back(worker)
+
+        task = asyncio.create_task(run())
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # somebody else may look at it
+
+    def abandon(self, call: asyncio.Task[Any]) -> None:
+        """Give a call whose result is not needed a short time to end, then kill its worker process."""
+        if not call.done():
+            handle = asyncio.get_running_loop().call_later(GRACE_S, call.cancel)
+            call.add_done_callback(lambda _: handle.cancel())
+
+    async def close(self) -> None:
+        """Kill all workers; idempotent."""
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await super().close()

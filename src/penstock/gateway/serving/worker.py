@@ -22,7 +22,7 @@ from penstock.gateway.serving.journal import Journal
 from penstock.gateway.serving.process import GatewayProcess
 from penstock.gateway.serving.snapshots import Totals, add_up
 from penstock.processes.channel import JsonChannel
-from penstock.processes.child import connect_to_parent, watch_parent
+from penstock.processes.starting import connect_to_parent, watch_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

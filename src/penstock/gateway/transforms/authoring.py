@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     import random
@@ -166,12 +166,30 @@ class Response:
 
 
 Output: TypeAlias = "Buffer | Iterable[Buffer] | Response"
-TransformFunction: TypeAlias = "Callable[..., Output]"
+
+
+class WrongOutputError(PenstockError, ValueError):
+    """An author's function returned something that it may not return. The message says it without a traceback."""
+
+
+def view_of(piece: object) -> memoryview:
+    """Return a piece of a transform's output as memory.
+
+    Raises:
+        WrongOutputError: It is not bytes.
+    """
+    try:
+        return memoryview(piece)  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongOutputError(
+            f"the transform yielded {type(piece).__name__}; a transform yields bytes",
+            hint="text.encode()" if isinstance(piece, str) else None,
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a transform declares about itself.
+    """What a transform declares about itself: ``@transform(...)``, which leaves the function itself as it is.
 
     Attributes:
         version: Becomes part of the results' ETags beside the digest of the code. Change it when something changes that the
@@ -217,55 +235,14 @@ class Declaration:
         if self.ranges is not None and self.size is None:
             raise ConfigError("a transform that declares ranges= must declare size=, too")
 
-
-def transform(
-    *,
-    version: str = "",
-    deterministic: bool = True,
-    uses_epoch: bool = False,
-    content_type: str = "application/octet-stream",
-    size: Callable[[ObjectInfo, Mapping[str, Any]], int | None] | None = None,
-    ranges: Callable[[SourceReader, TransformRequest, int, int], Output] | None = None,
-    query: tuple[str, ...] = (),
-    headers: tuple[str, ...] = (),
-    rest: str = "",
-    check: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Callable[[F], F]:
-    """Declare what the gateway should know about a transform; the function itself stays as it is.
-
-    Args:
-        version: Part of the results' ETags beside the digest of the code.
-        deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes.
-        uses_epoch: Whether the output depends on ``request.epoch``, ``request.seed`` or ``request.rng``.
-        content_type: ``Content-Type`` of results that name none.
-        size: Function that computes the size of a result without producing it.
-        ranges: Function that produces a range of a result by itself.
-        query: Parameters of the query that the output depends on.
-        headers: Headers of the request that the output depends on.
-        rest: Argument that takes everything in ``name(...)`` that names no other argument.
-        check: Function that refuses arguments that do not go together.
-
-    Raises:
-        ConfigError: A value has the wrong type.
-    """
-    declared = Declaration(
-        version=version,
-        deterministic=deterministic,
-        uses_epoch=uses_epoch,
-        content_type=content_type,
-        size=size,
-        ranges=ranges,
-        query=query,
-        headers=headers,
-        rest=rest,
-        check=check,
-    )
-
-    def declare(function: F) -> F:
-        setattr(function, ATTRIBUTE, declared)
+    def __call__(self, function: F) -> F:
+        """Declare it of a function."""
+        setattr(function, ATTRIBUTE, self)
         return function
 
-    return declare
+
+transform = Declaration
+"""The decorator for authors; its arguments are the attributes of ``Declaration``."""
 
 
 def declaration_of(function: Any) -> Declaration:

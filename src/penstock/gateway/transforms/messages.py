@@ -17,6 +17,8 @@ from penstock.config import KIB, MIB
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.gateway.transforms.reading import SourceVersion
+
 HEAD = struct.Struct("<II")
 CONTROL_BYTES_MAX = 1 * MIB
 """Largest payload of a frame that is not data."""
@@ -47,46 +49,18 @@ class FrameKind(enum.IntEnum):
     """From a worker: ``WorkerFailure``. It is ready for another call."""
 
 
-class TransformLimits(NamedTuple):
-    """Limits of one call.
-
-    Attributes:
-        time_s_max: Longest time of a call, without the time in which the output could not be taken, in seconds.
-        memory_bytes_max: Largest address space of a worker process, in bytes.
-        output_bytes_max: Size of the largest result, in bytes.
-        calls_max: Number of calls after which a worker process is replaced; 0 for no limit.
-        waiting_max: Largest number of calls that wait for a worker.
-        start_s_max: Longest time in which a worker imports its program, in seconds.
-    """
-
-    time_s_max: float
-    memory_bytes_max: int
-    output_bytes_max: int
-    calls_max: int = 0
-    waiting_max: int = 4096
-    start_s_max: float = 60.0
-
-
 class TransformCall(NamedTuple):
     """One call.
 
     Attributes:
         url: URL of the source's store.
-        stored_key: Key in that store.
-        key: Key of the source, for the transform.
-        size_bytes: Size of the source.
-        etag: ETag of the version to read; None if the store has none.
-        headers: Headers of the source, with names in lower case.
+        source: The version to read; in JSON a list of its fields.
         arguments: Arguments by which results of the source differ, as ``Transform.arguments`` returned them.
         span: Range of the result that is wanted; None for all of it.
     """
 
     url: str
-    stored_key: str
-    key: str
-    size_bytes: int
-    etag: str | None
-    headers: Mapping[str, str]
+    source: SourceVersion
     arguments: Mapping[str, str]
     span: tuple[int, int] | None
 
@@ -123,23 +97,11 @@ class WorkerFailure(NamedTuple):
         return cls(kind, message, trace, bool(values["store_error"]), refusal)
 
 
-class ResultHead(NamedTuple):
-    """The head of a result, which comes before its bytes.
-
-    Attributes:
-        headers: Headers of the result.
-        size_bytes: Length of the result if it is known.
-    """
-
-    headers: Mapping[str, str]
-    size_bytes: int | None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> ResultHead:
-        """Return what a worker has sent; raises the same as ``WorkerFailure.of``."""
-        headers = {_text(name): _text(value) for name, value in values["headers"].items()}
-        size = values["size_bytes"]
-        return cls(headers, None if size is None else _size(size))
+def checked_head(values: Any) -> tuple[dict[str, str], int | None]:
+    """Return headers and size of a result that a worker has sent; raises the same as ``WorkerFailure.of``."""
+    headers = {_text(name): _text(value) for name, value in values["headers"].items()}
+    size = values["size_bytes"]
+    return headers, None if size is None else _size(size)
 
 
 def checked_sizes(values: Any, *, count: int) -> list[int | None]:

@@ -11,7 +11,7 @@ import pickle
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.request import getproxies_environment
 
 from penstock.config import KIB, MIB
@@ -20,16 +20,16 @@ from penstock.gateway.transforms.messages import (
     CONTROL_BYTES_MAX,
     HEAD,
     FrameKind,
-    ResultHead,
     TransformCall,
     WorkerFailure,
+    checked_head,
     checked_sizes,
     frame,
     json_frame,
 )
 from penstock.gateway.transforms.program import ProgramDescription
-from penstock.processes.group import ProcessGroup
-from penstock.processes.output import OutputPipe
+from penstock.processes.group import OutputPipe, ProcessGroup
+from penstock.processes.pool import CANCEL_S_MAX
 from penstock.processes.starting import described_end, python_path, worker_command
 from penstock.redaction import printable
 
@@ -48,8 +48,8 @@ LINE_BYTES_MAX = 8 * KIB
 """Longest line of a worker's output that is logged whole, in bytes."""
 PRINTING_PAUSE_S = 0.05
 """Time after each reading of the output, in seconds. A transform that floods it is slowed down to 300 KB/s."""
-CANCEL_S_MAX = 2.0
-"""Time in which a cancelled call may end by itself, in seconds."""
+START_S_MAX = 60.0
+"""Longest time in which a worker imports its program, in seconds."""
 CLOSE_S_MAX = 1.0
 """Time in which a worker without a call may end by itself, in seconds."""
 SEND_BUFFER_BYTES = 1 * MIB
@@ -57,18 +57,6 @@ TURN_BYTES = 1 * MIB
 """Bytes that are received before other tasks of the event loop have their turn."""
 _SECRET_PREFIXES = ("AWS_", "PENSTOCK_GATEWAY_")
 _NO_SECRETS = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE"})
-
-
-class ProcessOptions(NamedTuple):
-    """How a worker process is started.
-
-    Attributes:
-        name: Name of the access point, for logs.
-        setup: Program and limits that it receives first.
-    """
-
-    name: str
-    setup: ProcessSetup
 
 
 class TransformFailedError(PenstockError):
@@ -83,21 +71,25 @@ class TransformFailedError(PenstockError):
 
 
 class TransformProcess:
-    """One worker process. It runs one call at a time; the pool sees to that.
+    """One worker process; a ``PooledWorker``.
 
     Args:
-        options: Say how the process is started.
+        name: Name of the access point, for logs.
+        setup: Program and limits that it receives first.
 
     Attributes:
         is_clean: Whether it waits for a call.
         calls_count: Number of calls that it has got.
+        description: What it has said of the program; None before it has started.
     """
 
-    def __init__(self, options: ProcessOptions) -> None:
-        self._options = options
+    def __init__(self, name: str, setup: ProcessSetup) -> None:
+        self._name = name
+        self._setup = setup
         self._loop = asyncio.get_running_loop()
         self.is_clean = False
         self.calls_count = 0
+        self.description: ProgramDescription | None = None
         self._head = bytearray(HEAD.size)
         self._head_length = 0
         self._rest_bytes = 0  # bytes of the current frame that have not been received
@@ -130,7 +122,7 @@ class TransformProcess:
 
     def _log_line(self, line: bytes) -> None:
         if text := printable(line.decode(errors="replace").rstrip()):
-            log.info("%s[%d]: %s", self._options.name, self.process_id, text)
+            log.info("%s[%d]: %s", self._name, self.process_id, text)
 
     @property
     def process_id(self) -> int:
@@ -138,28 +130,31 @@ class TransformProcess:
         return self._group.process_id
 
     @property
-    def exited(self) -> asyncio.Event:
-        """Is set when the process has ended."""
-        return self._group.exited
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._group.exited.is_set()
 
-    def fileno(self) -> int:
-        """Descriptor of the socket; while no call runs, it becomes readable if the process dies."""
-        return self._socket.fileno()
+    def watch(self, ended: Callable[[], object] | None) -> None:
+        """Have `ended` called if the process ends, or sends something that nobody asked for; None takes it back."""
+        self._loop.remove_reader(self._socket.fileno())
+        if ended is not None:
+            self._loop.add_reader(self._socket.fileno(), ended)
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def begin(self) -> ProgramDescription:
+    async def start(self) -> None:
         """Send the program, and wait until the worker has imported it.
 
         Raises:
             TransformFailedError: It cannot be imported, or its arguments are wrong.
+            TimeoutError: That takes too long.
             WorkerDiedError: The process died.
         """
-        await self._send(frame(FrameKind.SETUP, pickle.dumps(self._options.setup)))
-        await self._expect(FrameKind.READY)
-        described = await self._parsed(ProgramDescription.of)
+        async with asyncio.timeout(START_S_MAX):
+            await self._send(frame(FrameKind.SETUP, pickle.dumps(self._setup)))
+            await self._expect(FrameKind.READY)
+            self.description = await self._parsed(ProgramDescription.of)
         self.is_clean = True
-        return described
 
     async def call(self, call: TransformCall, output: ResultWriter) -> None:
         """Run one call, and write its output. If this is cancelled, ``settle`` must follow.
@@ -176,8 +171,8 @@ class TransformProcess:
             if kind == FrameKind.DATA:
                 await self._receive_data(output)
             elif kind == FrameKind.HEAD:
-                head = await self._parsed(ResultHead.of)
-                output.begin(head.headers, size_bytes=head.size_bytes)
+                headers, size_bytes = await self._parsed(checked_head)
+                output.begin(headers, size_bytes=size_bytes)
             elif kind == FrameKind.END:
                 await self._payload()
                 self.is_clean = True
@@ -211,11 +206,11 @@ class TransformProcess:
         try:
             return parse(json.loads(data))
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
-            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame without meaning") from None
+            raise WorkerDiedError(f"a worker of {self._name} sent a frame without meaning") from None
 
     async def _raise(self, kind: int) -> None:
         if kind != FrameKind.ERROR:
-            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame of kind {kind}")
+            raise WorkerDiedError(f"a worker of {self._name} sent a frame of kind {kind}")
         failure = await self._parsed(WorkerFailure.of)
         self.is_clean = True
         raise TransformFailedError(f"{failure.kind}: {failure.message}", failure=failure)
@@ -249,7 +244,7 @@ class TransformProcess:
         self._head_length = 0
         kind, self._rest_bytes = HEAD.unpack(self._head)
         if kind != FrameKind.DATA and self._rest_bytes > CONTROL_BYTES_MAX:
-            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame of {self._rest_bytes} bytes")
+            raise WorkerDiedError(f"a worker of {self._name} sent a frame of {self._rest_bytes} bytes")
         return int(kind)
 
     async def _receive_data(self, output: ResultWriter) -> None:
@@ -291,7 +286,7 @@ class TransformProcess:
             try:
                 count = self._socket.recvmsg_into(targets)[0]
             except BlockingIOError:
-                if not self.exited.is_set():
+                if not self.has_ended:
                     await self._wait_readable()
                     continue
                 count = 0  # a child of the process may still hold the other end

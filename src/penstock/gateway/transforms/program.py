@@ -16,12 +16,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.config import SEED_MAX
 from penstock.errors import ConfigError
 from penstock.gateway.objects import S3Error
-from penstock.gateway.transforms.arguments import ArgumentSchema, check_arguments, schema_of
-from penstock.gateway.transforms.authoring import Declaration, EpochNumbers, Response, TransformRequest, declaration_of
+from penstock.gateway.transforms.arguments import (
+    ArgumentSchema,
+    SpelledItem,
+    bind_items,
+    check_arguments,
+    parse_spelling,
+    schema_of,
+)
+from penstock.gateway.transforms.authoring import (
+    Declaration,
+    EpochNumbers,
+    Response,
+    TransformRequest,
+    WrongOutputError,
+    declaration_of,
+)
 from penstock.gateway.transforms.builtin import BUILTINS
-from penstock.gateway.transforms.output import WrongOutputError
 from penstock.gateway.transforms.reading import PipedReader
-from penstock.gateway.transforms.spelling import SpelledItem, bind_items, parse_spelling
 from penstock.pack.fingerprint import digest_of, function_digest
 from penstock.system.tracebacks import function_name, pickled_with_files
 from penstock.version import install_hint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.compose import connect, split
 from penstock.errors import ConfigError
-from penstock.gateway.transforms.output import WrongOutputError, view_of
+from penstock.gateway.transforms.authoring import WrongOutputError, view_of
 from penstock.gateway.transforms.program import (
     HEADER,
     QUERY,
@@ -84,7 +84,7 @@ def try_transform(
         info = store.stat(key)
         shown = {name.lower(): value for name, value in (source_headers or {}).items()}
         version = SourceVersion(key, key, info.size_bytes, info.etag, shown)
-        reader = VersionReader(store, version, check=_never)
+        reader = VersionReader(store, version, check=lambda: None)
         return TransformTrial(program, given, store=store, reader=reader, info=info)
     except BaseException:
         store.close()
@@ -156,7 +156,3 @@ class TransformTrial:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _never() -> None:
-    """Do nothing: a trial is never cancelled."""

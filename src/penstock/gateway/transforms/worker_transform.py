@@ -11,9 +11,8 @@ from penstock import errors
 from penstock.config import check_whole, cores_count
 from penstock.errors import ConfigError, StoreError, WorkerDiedError
 from penstock.gateway.objects import S3Error
-from penstock.gateway.transforms.deadline import CallDeadline
-from penstock.gateway.transforms.messages import TransformCall, TransformLimits, WorkerFailure
-from penstock.gateway.transforms.pool import TransformPool
+from penstock.gateway.transforms.messages import TransformCall, WorkerFailure
+from penstock.gateway.transforms.pool import CallDeadline, TransformPool
 from penstock.gateway.transforms.process import TransformFailedError
 from penstock.gateway.transforms.program import (
     HEADER,
@@ -23,6 +22,7 @@ from penstock.gateway.transforms.program import (
     checked_number,
     spelled_program,
 )
+from penstock.gateway.transforms.reading import SourceVersion
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
@@ -95,22 +95,12 @@ class WorkerTransform:
         self.is_deterministic = True
         self.maps_ranges = False
         self._access_point = access_point
-        self._limits = TransformLimits(
-            time_s_max=access_point.time_s_max,
-            memory_bytes_max=access_point.memory_bytes_max,
-            output_bytes_max=access_point.output_bytes_max,
-            calls_max=access_point.calls_max,
-        )
         count = access_point.processes or cores_count()
-        self.pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=count)
+        self.pool = TransformPool(program, access_point=access_point, processes_count=count)
         # Requests for sizes have a worker process of their own, so that a listing does not wait for a run.
-        self._size_pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=1)
-        self._size_start = asyncio.Lock()
+        self._size_pool = TransformPool(program, access_point=access_point, processes_count=1)
         self._questions: dict[tuple[tuple[str, str], ...], _SizeQuestion] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        self._uses_epoch = self._has_size = False
-        self._query: tuple[str, ...] = ()
-        self._headers: tuple[str, ...] = ()
 
     async def start(self) -> None:
         """Start the processes, and wait until the first one has imported the transform; idempotent.
@@ -118,13 +108,17 @@ class WorkerTransform:
         Raises:
             ConfigError: It cannot be imported, or its arguments are wrong; the message has the author's traceback.
         """
-        described = await self.pool.start()
+        try:
+            await self.pool.start()
+        except (errors.PenstockError, TimeoutError) as error:
+            what = f"the transform of {self._access_point.name} does not start: {self.pool.reason(error)}"
+            raise ConfigError(what) from None
+        described = self.pool.description
+        assert described is not None, "a process has started"
         chosen = self._access_point.deterministic
         self.identity = described.identity
         self.is_deterministic = described.is_deterministic if chosen is None else chosen
         self.maps_ranges = described.maps_ranges
-        self._uses_epoch, self._has_size = described.uses_epoch, described.has_size
-        self._query, self._headers = described.query, described.headers
 
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return the epoch, the seed, and the declared parameters and headers that the request has.
@@ -134,16 +128,18 @@ class WorkerTransform:
         Raises:
             S3Error: Epoch or seed is not a number.
         """
+        described = self.pool.description
+        assert described is not None, "start() comes first"
         found: dict[str, str] = {}
-        if self._uses_epoch:
+        if described.uses_epoch:
             configured = {"epoch": self._access_point.epoch, "seed": ""}
             for name, default in configured.items():
                 field = f"x-penstock-{name}"
                 text = request.query.get(field) or request.headers.get(field) or default
                 if text:
                     found[name] = _number(field, text)
-        found |= {f"{QUERY}{name}": request.query[name] for name in self._query if name in request.query}
-        for name in self._headers:
+        found |= {f"{QUERY}{name}": request.query[name] for name in described.query if name in request.query}
+        for name in described.headers:
             value = request.headers.get(name)
             if value is not None:
                 found[f"{HEADER}{name}"] = value
@@ -159,7 +155,7 @@ class WorkerTransform:
 
         Cost: About 0.2 ms for a request, and the time of the author's function.
         """
-        if not self._has_size:
+        if self.pool.description is None or not self.pool.description.has_size:
             return None
         key = tuple(sorted(arguments.items()))
         question = self._questions.get(key)
@@ -181,8 +177,6 @@ class WorkerTransform:
         sizes: list[int | None] = [None] * len(question.infos)
         try:
             async with asyncio.timeout(SIZES_S_MAX):
-                async with self._size_start:
-                    await self._size_pool.start()
                 sizes = await self._size_pool.sizes(question.infos, dict(key))
         except TransformFailedError as error:
             self._log_sizes(f"failed\n{error.failure.traceback}")
@@ -214,16 +208,16 @@ class WorkerTransform:
         Cost: One copy of each byte, from the kernel into the memory of the result, and about 1 ms for a call.
         """
         call = self._call(source, arguments, span)
-        deadline = CallDeadline(self._limits.time_s_max)
-        bounded = BoundedWriter(output, bytes_max=self._limits.output_bytes_max, deadline=deadline)
+        deadline = CallDeadline(self._access_point.time_s_max)
+        bounded = BoundedWriter(output, bytes_max=self._access_point.output_bytes_max, deadline=deadline)
         try:
             async with deadline:
                 await self.pool.run(call, bounded, deadline=deadline)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            self._log(request, source, f"was stopped after {self._limits.time_s_max:g} s")
-            message = f"The transform {self.name} took longer than {self._limits.time_s_max:g} s."
+            self._log(request, source, f"was stopped after {self._access_point.time_s_max:g} s")
+            message = f"The transform {self.name} took longer than {self._access_point.time_s_max:g} s."
             raise S3Error("TransformTimeout", message, status=400) from None
         except TransformFailedError as error:
             raise self._failed(request, source, error.failure) from None
@@ -237,16 +231,9 @@ class WorkerTransform:
         if head.size_bytes is None:
             raise S3Error("TransformFailed", "The length of the source is not known.", status=400)
         url, stored_key = source.worker_url()
-        return TransformCall(
-            url=url,
-            stored_key=stored_key,
-            key=source.key,
-            size_bytes=head.size_bytes,
-            etag=strong_etag(head.etag),
-            headers={name.lower(): value for name, value in head.headers.items()},
-            arguments=dict(arguments),
-            span=(span.start, span.end) if span is not None else None,
-        )
+        headers = {name.lower(): value for name, value in head.headers.items()}
+        version = SourceVersion(source.key, stored_key, head.size_bytes, strong_etag(head.etag), headers)
+        return TransformCall(url, version, dict(arguments), None if span is None else (span.start, span.end))
 
     def _failed(self, request: GatewayRequest, source: Source, failure: WorkerFailure) -> Exception:
         """Log why a transform failed, and return the error for the client, which names no path of this host."""

@@ -4,9 +4,9 @@ _MODULES = {
     "shards": ("tar2tfrecord", "tfrecord2tar"),
     "selecting": ("select", "redact"),
     "pictures": ("resize", "recode"),
-    "tables": ("jsonl2csv",),
+    "recordwise": ("jsonl2csv",),
     "parquet_files": ("parquet",),
-    "compressing": ("gzip", "gunzip", "zstd", "unzstd"),
+    "streams": ("gzip", "gunzip", "zstd", "unzstd"),
 }
 
 BUILTINS: dict[str, str] = {name: f"{__name__}.{module}:{name}" for module, names in _MODULES.items() for name in names}

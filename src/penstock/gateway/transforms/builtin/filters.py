@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 from importlib import import_module
+from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import ConfigError
@@ -30,12 +31,13 @@ FILTER_CHARACTERS_MAX = 4096
 DEPTH_MAX = 32
 """Deepest nesting of a filter."""
 
-_OPERATORS: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+_OPERATORS: dict[type[ast.cmpop], Operator] = {
+    ast.Eq: eq, ast.NotEq: ne, ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge,
 }  # fmt: skip
-_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_MIRRORED: dict[Operator, Operator] = {eq: eq, ne: ne, lt: gt, le: ge, gt: lt, ge: le}
 
 Path: TypeAlias = "tuple[str, ...]"
+Operator: TypeAlias = "Callable[[Any, Any], Any]"
 Statistics: TypeAlias = "Callable[[Path], tuple[Any, Any] | None]"
 
 
@@ -161,18 +163,14 @@ class RowFilter:
             for each in right.elts[1:]:
                 found |= column == self._constant(each)
             return ~found if isinstance(operator, ast.NotIn) else found
-        path, sign, constant = self._comparison(left, operator, right)
-        column = pc.field(*path)
-        return {
-            "==": column == constant, "!=": column != constant, "<": column < constant,
-            "<=": column <= constant, ">": column > constant, ">=": column >= constant,
-        }[sign]  # fmt: skip
+        path, compare, constant = self._comparison(left, operator, right)
+        return compare(pc.field(*path), constant)
 
-    def _comparison(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> tuple[Path, str, Any]:
-        sign = _OPERATORS[type(operator)]
+    def _comparison(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> tuple[Path, Operator, Any]:
+        compare = _OPERATORS[type(operator)]
         if _is_constant(left):
-            return self._path(right), _MIRRORED[sign], self._constant(left)
-        return self._path(left), sign, self._constant(right)
+            return self._path(right), _MIRRORED[compare], self._constant(left)
+        return self._path(left), compare, self._constant(right)
 
     # ── by statistics ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,27 +185,22 @@ class RowFilter:
     def _link_may_match(self, left: ast.expr, operator: ast.cmpop, right: ast.expr, statistics: Statistics) -> bool:
         if isinstance(operator, ast.In):
             assert isinstance(right, ast.Tuple | ast.List)
-            return any(_may_equal(statistics(self._path(left)), self._constant(each), "==") for each in right.elts)
+            return any(_may_match(statistics(self._path(left)), self._constant(each), eq) for each in right.elts)
         if type(operator) not in _OPERATORS:
             return True
-        path, sign, constant = self._comparison(left, operator, right)
-        return _may_equal(statistics(path), constant, sign)
+        path, compare, constant = self._comparison(left, operator, right)
+        return _may_match(statistics(path), constant, compare)
 
 
-def _may_equal(bounds: tuple[Any, Any] | None, constant: Any, sign: str) -> bool:
-    if bounds is None:
+def _may_match(bounds: tuple[Any, Any] | None, constant: Any, compare: Operator) -> bool:
+    """Whether a value between bounds may compare so with a constant."""
+    if bounds is None or compare is ne:
         return True
     low, high = bounds
     try:
-        return bool(
-            {
-                "==": lambda: low <= constant <= high,
-                "<": lambda: low < constant,
-                "<=": lambda: low <= constant,
-                ">": lambda: high > constant,
-                ">=": lambda: high >= constant,
-            }.get(sign, lambda: True)()
-        )
+        if compare is eq:
+            return bool(low <= constant <= high)
+        return bool(compare(low if compare in (lt, le) else high, constant))
     except TypeError:  # a type that Python compares in another way than pyarrow
         return True
 

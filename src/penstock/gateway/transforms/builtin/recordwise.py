@@ -1,4 +1,4 @@
-"""Sources whose samples, records, lines or rows are changed one by one: detecting their format, reading and writing them."""
+"""Sources whose samples, records, lines or rows are changed one by one: their formats, and ``jsonl2csv``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from penstock.config import MIB
 from penstock.errors import ConfigError, CorruptShardError, DataError, UnsupportedFormatError
 from penstock.formats import TFRecordWriter, detect
 from penstock.formats.example import stored_features
-from penstock.gateway.transforms.builtin.compressing import decompressed
+from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.streams import (
     PieceCollector,
     compression_of,
+    decompressed,
     located,
     parser_for,
+    peek,
     samples_in,
     singly,
 )
 from penstock.pack.written_formats import base_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.formats.sample import Sample
+    from penstock.gateway.transforms.authoring import SourceReader, TransformRequest
     from penstock.types import Buffer
 
 SourceFormat: TypeAlias = Literal["auto", "tar", "tfrecord", "jsonl", "csv"]
@@ -250,3 +253,79 @@ def checked_names(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{argument}={','.join(names)!r} names a field twice")
     return names
+
+
+# ── jsonl2csv ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_columns(arguments: Mapping[str, Any]) -> None:
+    if arguments["columns"]:
+        checked_names(arguments["columns"], "columns")
+
+
+@transform(version="1", content_type="text/csv; charset=utf-8", rest="columns", check=_check_columns)
+def jsonl2csv(
+    reader: SourceReader, request: TransformRequest, *, columns: tuple[str, ...] = (), header: bool = True
+) -> Iterator[Buffer]:
+    """Turn JSON lines into CSV. Objects become columns with dotted names; lists stay JSON; null is an empty field.
+
+    Args:
+        reader: JSON lines, which may be compressed as a whole by gzip or zstd.
+        request: The request.
+        columns: Columns and their order: ``id,user.name``; other names are left out. Without it, the first object decides,
+            and a name that it lacks is an error.
+        header: Whether the first line names the columns.
+    """
+    del request
+    return jsonl_to_csv(reader, source=reader.key, columns=columns, header=header)
+
+
+def jsonl_to_csv(
+    chunks: Iterable[Buffer], *, source: str, columns: tuple[str, ...] = (), header: bool = True
+) -> Iterator[Buffer]:
+    """Iterate over the CSV of JSON lines; the arguments are those of ``jsonl2csv``.
+
+    Raises:
+        DataError: A line is not a JSON object, or has a name that the first one lacks.
+
+    Cost: holds the lines of one chunk.
+    """
+    head, chunks = peek(chunks)
+    text, names, is_first = CsvText(), columns, True
+    for group in objects_in(chunks, head, source):
+        for sample, value in group:
+            with located(source, sample):
+                cells = _cells(value)
+                if is_first:
+                    names = columns or tuple(cells)
+                if is_first and header:
+                    text.add(list(names))
+                if not columns and not cells.keys() <= set(names):
+                    raise DataError(
+                        f"it has the names {sorted(cells.keys() - set(names))}, which the first object lacks",
+                        hint="columns= names those that are taken",
+                    )
+            is_first = False
+            text.add([cells.get(name, "") for name in names])
+            if text.is_full:
+                yield text.take()
+    if is_first and columns and header:
+        text.add(list(columns))
+    yield text.take()
+
+
+def _cells(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the values of an object as text, by dotted names."""
+    found: dict[str, str] = {}
+    for name, item in value.items():
+        inner = _cells(item, f"{prefix}{name}.") if isinstance(item, dict) else {prefix + name: _cell(item)}
+        if both := found.keys() & inner.keys():
+            raise DataError(f"two values are both the column {min(both)!r}")
+        found.update(inner)
+    return found
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,7 @@
-"""Shared parts of the built-in transforms: the first bytes of a source, its samples, and output in pieces of a useful size."""
+"""Shared parts of the built-in transforms: the first bytes of a source, its samples, output in pieces of a useful size.
+
+And what they do to an object as a whole by themselves: ``gzip``, ``gunzip``, ``zstd`` and ``unzstd``.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats import HEAD_BYTES, Samples, feed_in_columns, feed_in_pieces, parser_of
-from penstock.formats.compression import COMPRESSORS
+from penstock.formats.compression import COMPRESSORS, GZIP_LEVEL, ZSTD_LEVEL, Gunzip, Unzstd
+from penstock.gateway.transforms.authoring import transform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.formats import Parser, Sample
+    from penstock.formats.compression import Decompressor
+    from penstock.gateway.transforms.authoring import SourceReader, TransformRequest
     from penstock.types import Buffer
 
 PIECE_BYTES = 16 * KIB
@@ -27,6 +33,9 @@ COLUMNS_BYTES_MAX = 32 * KIB
 """Mean size of samples up to which they are parsed as columns. Copying a larger value costs more than handling it."""
 
 _COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+_DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gz": Gunzip, "zst": Unzstd}
 
 
 def peek(chunks: Iterable[Buffer], size_bytes: int = HEAD_BYTES) -> tuple[bytes, Iterator[Buffer]]:
@@ -144,6 +153,40 @@ def compressed(pieces: Iterable[Buffer], compression: str, level: int | None = N
     yield compressor.finish()
 
 
+def decompressed(chunks: Iterable[Buffer], compression: str, *, source: str) -> Iterator[Buffer]:
+    """Iterate over the decompressed bytes of an object, in pieces of about 1 MiB.
+
+    Args:
+        chunks: The object.
+        compression: ``"gz"``, ``"zst"``, or ``""`` for an object that is not compressed.
+        source: Key of the object, for errors.
+
+    Raises:
+        CorruptShardError: The object is damaged, cut off, or not compressed in this way.
+        UnsupportedFormatError: A zstd frame needs a dictionary, or too large a window.
+    """
+    if not compression:
+        yield from chunks
+        return
+    decompressor = _DECOMPRESSORS[compression]()
+    offset_bytes = 0
+    try:
+        for chunk in chunks:
+            view = memoryview(chunk)
+            yield from decompressor.pieces(view)
+            offset_bytes += len(view)
+        decompressor.end()
+        if not offset_bytes:
+            raise ValueError("it has 0 bytes, which is not a compressed object")
+    except DataError as error:
+        error.shard, error.offset_bytes = source, offset_bytes
+        raise
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise CorruptShardError(str(error), shard=source, offset_bytes=offset_bytes) from None
+
+
 def converted(
     groups: Iterable[Sequence[Sample]],
     convert: Callable[[Sequence[Sample]], Iterator[None]],
@@ -197,3 +240,69 @@ def located(source: str, sample: Sample) -> Iterator[None]:
         raise DataError(
             error.what, hint=error.hint, shard=source, offset_bytes=sample.offset_bytes, sample_key=sample.key
         ) from None
+
+
+# ── gzip, gunzip, zstd, unzstd ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_gzip(arguments: Mapping[str, Any]) -> None:
+    _check_level(arguments["level"], 0, 9)
+
+
+def _check_zstd(arguments: Mapping[str, Any]) -> None:
+    _check_level(arguments["level"], 1, 19)
+
+
+def _check_level(level: int, lowest: int, highest: int) -> None:
+    if not lowest <= level <= highest:
+        raise ConfigError(f"level={level} must be from {lowest} to {highest}")
+
+
+@transform(version="1", content_type="application/gzip", check=_check_gzip)
+def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_LEVEL) -> Iterator[Buffer]:
+    """Compress an object by gzip. The header has neither a time nor a name, so equal objects give equal bytes.
+
+    Args:
+        reader: Any object.
+        request: The request.
+        level: From 0 (stored) to 9 (smallest).
+    """
+    del request
+    return compressed(reader, "gz", level)
+
+
+@transform(version="1", content_type="application/zstd", check=_check_zstd)
+def zstd(reader: SourceReader, request: TransformRequest, *, level: int = ZSTD_LEVEL) -> Iterator[Buffer]:
+    """Compress an object by zstd, as one frame with a checksum.
+
+    Args:
+        reader: Any object.
+        request: The request.
+        level: From 1 (fastest) to 19 (smallest).
+    """
+    del request
+    return compressed(reader, "zst", level)
+
+
+@transform(version="1")
+def gunzip(reader: SourceReader, request: TransformRequest) -> Iterator[Buffer]:
+    """Decompress an object that is compressed by gzip, in one or several members.
+
+    Args:
+        reader: A gzip stream. Its checksums are verified.
+        request: The request.
+    """
+    del request
+    return decompressed(reader, "gz", source=reader.key)
+
+
+@transform(version="1")
+def unzstd(reader: SourceReader, request: TransformRequest) -> Iterator[Buffer]:
+    """Decompress an object that is compressed by zstd, in one or several frames.
+
+    Args:
+        reader: A zstd stream, with a window of at most 128 MiB. Its checksums are verified.
+        request: The request.
+    """
+    del request
+    return decompressed(reader, "zst", source=reader.key)

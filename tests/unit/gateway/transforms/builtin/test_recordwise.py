@@ -19,11 +19,10 @@ from penstock.formats import TFRecordWriter
 from penstock.formats.example import parse_example
 from penstock.gateway.transforms.authoring import declaration_of
 from penstock.gateway.transforms.builtin import BUILTINS
-from penstock.gateway.transforms.builtin.compressing import decompressed
-from penstock.gateway.transforms.builtin.compressing import gzip as gzip_transform
+from penstock.gateway.transforms.builtin.recordwise import jsonl_to_csv
 from penstock.gateway.transforms.builtin.selecting import redact, redacted, select, selected
-from penstock.gateway.transforms.builtin.streams import compressed
-from penstock.gateway.transforms.builtin.tables import jsonl_to_csv
+from penstock.gateway.transforms.builtin.streams import compressed, decompressed
+from penstock.gateway.transforms.builtin.streams import gzip as gzip_transform
 from transformed_sources import members_of, pieces, tar_of
 
 
@@ -254,9 +253,8 @@ def test_memory_is_bounded() -> None:
     run_bounded(
         """
         import zlib
-        from penstock.gateway.transforms.builtin.compressing import decompressed
         from penstock.gateway.transforms.builtin.selecting import redacted
-        from penstock.gateway.transforms.builtin.streams import compressed
+        from penstock.gateway.transforms.builtin.streams import compressed, decompressed
 
         def bomb():
             stream = zlib.compressobj(6, zlib.DEFLATED, 31)
