@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,6 +157,7 @@ class RunReport(ProgressReport):
     def __init__(self) -> None:
         super().__init__(as_json=False)
         self._count = self._arrived_count = self._bytes = self._arrived_bytes = 0
+        self._lock = threading.Lock()  # several channels may be downloaded at the same time
 
     def columns(self) -> list[Any]:
         """Return a spinner and the elapsed time."""
@@ -166,17 +168,19 @@ class RunReport(ProgressReport):
     def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
         """So many files of so many bytes are missing."""
         del channel
-        self._count += count
-        self._bytes += size_bytes
+        with self._lock:
+            self._count += count
+            self._bytes += size_bytes
 
     def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
         """So many files, and bytes, have arrived since the last call."""
-        self._arrived_count += count
-        self._arrived_bytes += size_bytes
-        if self.has_bar:
-            rate = format_bytes(self._arrived_bytes / max(self.seconds, 1e-9))
-            arrived = f"{self._arrived_count} of {self._count} files, {format_bytes(self._arrived_bytes)}"
-            self.update(description=f"{channel.name}: {arrived} of {format_bytes(self._bytes)}, {rate}/s")
+        with self._lock:
+            self._arrived_count += count
+            self._arrived_bytes += size_bytes
+            if self.has_bar:
+                rate = format_bytes(self._arrived_bytes / max(self.seconds, 1e-9))
+                arrived = f"{self._arrived_count} of {self._count} files, {format_bytes(self._arrived_bytes)}"
+                self.update(description=f"{channel.name}: {arrived} of {format_bytes(self._bytes)}, {rate}/s")
 
     def started(self) -> None:
         """End the bar: the terminal is the program's now."""

@@ -13,7 +13,6 @@ from penstock.channels.environment import ContainerLayout
 from penstock.channels.inputs import InputChannel
 from penstock.channels.runner import beginning
 from penstock.channels.runner.job import Job
-from penstock.channels.runner.stores import RunStores
 from penstock.errors import ObjectMissingError
 
 WAIT_S_MAX = 30
@@ -35,7 +34,7 @@ class Opened:
 
 def begin(tmp_path: Path, names: list[str]) -> list[str]:
     job = Job(command=("true",), channels=tuple(InputChannel(name=name, url="data") for name in names))
-    with ExitStack() as stack, RunStores({}) as stores:
+    with ExitStack() as stack, beginning.RunStores({}) as stores:
         layout = ContainerLayout(base=tmp_path)
         found = beginning.begin_channels(job, layout, stores, stack=stack, progress=None)
         return [channel.path.name for channel in found]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.channels.environment import ContainerLayout
-from penstock.channels.runner.marks import end_marked, new_mark, read_mark, write_mark
+from penstock.channels.runner.supervised import end_marked, new_mark, read_mark, write_mark
 from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
 from penstock.errors import ConfigError
 from penstock.system.locks import try_lock_file

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.channels.environment import Environment, find_hosts, input_data_config, resource_config, variables
+from penstock.channels.file import ChannelProgress
 from penstock.channels.inputs import InputChannel, parse_channel
 from penstock.channels.inside import read_file, write_file
 from penstock.channels.pipe import pipe_orders
 from penstock.channels.runner.base import BaseDirectory, clean_abandoned
-from penstock.channels.runner.beginning import begin_channels
-from penstock.channels.runner.interruptions import Interruptions
+from penstock.channels.runner.beginning import RunStores, begin_channels
 from penstock.channels.runner.job import Job
-from penstock.channels.runner.stopping import STOP_S, Stopping
-from penstock.channels.runner.stores import RunStores
+from penstock.channels.runner.signals import STOP_S, Interruptions, Stopping
 from penstock.channels.runner.supervised import SupervisedProgram
 from penstock.channels.runner.supervisor import files_in
 from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
@@ -58,14 +57,8 @@ class RunResult:
     is_out_of_time: bool = False
 
 
-class RunProgress(Protocol):
-    """Hears what a run is doing."""
-
-    def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
-        """So many files of so many bytes are missing."""
-
-    def progressed(self, channel: InputChannel, count: int, size_bytes: int) -> None:
-        """So many files, and bytes, have arrived since the last call."""
+class RunProgress(ChannelProgress, Protocol):
+    """Hears what a run is doing; of downloads, from several threads."""
 
     def started(self) -> None:
         """The program starts now."""

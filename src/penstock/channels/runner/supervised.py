@@ -1,4 +1,7 @@
-"""The runner's side of the supervisor: it starts the program, passes signals to it, and learns how it ended."""
+"""The runner's side of the supervisor: it starts the program, passes signals to it, and learns how it ended.
+
+All processes of a run inherit its mark, a variable of the environment, by which those are found that nobody adopted.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import contextlib
 import errno
 import json
 import os
+import re
+import secrets
 import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from penstock.channels.runner.marks import MARK, end_marked
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -21,6 +27,14 @@ if TYPE_CHECKING:
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 SIGNAL_BASE = 128
 """A program that a signal ended has this exit code plus the signal's number, as in a shell."""
+
+
+MARK = "PENSTOCK_RUN_MARK"
+END_S_MAX = 10.0
+"""How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
+
+_LENGTH = 32
+_FORM = re.compile(f"[0-9a-f]{{{_LENGTH}}}")
 
 
 class SupervisedProgram:
@@ -133,3 +147,47 @@ class SupervisedProgram:
     def _control(self, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_fd, bytes([number]))
+
+
+def new_mark() -> str:
+    """Return a mark that no other run has."""
+    return secrets.token_hex(_LENGTH // 2)
+
+
+def write_mark(fd: int, mark: str) -> None:
+    """Write the mark of a run to its lock, an open file."""
+    os.pwrite(fd, mark.encode(), 0)
+
+
+def read_mark(fd: int) -> str:
+    """Return the mark in the lock of a run, an open file; empty if there is none."""
+    text = os.pread(fd, _LENGTH, 0).decode("ascii", "replace")
+    return text if _FORM.fullmatch(text) else ""
+
+
+def end_marked(mark: str) -> bool:
+    """Kill every process that has the mark of a run in its environment, until there is none. An empty mark is nobody's.
+
+    Returns:
+        False if this process has the mark itself; it then ends nothing, because it would end itself.
+    """
+    if os.environ.get(MARK, "") == mark:
+        return not mark
+    deadline_s = time.monotonic() + END_S_MAX
+    while mark and (found := _marked(mark)) and time.monotonic() < deadline_s:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return True
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the processes that have inherited a mark; those that have ended have no environment."""
+    entry = f"{MARK}={mark}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if entry in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return found

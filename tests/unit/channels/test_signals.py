@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.channels.runner.interruptions import Interruptions
+from penstock.channels.runner.signals import Interruptions
 
 
 @pytest.fixture(autouse=True)
