@@ -9,7 +9,6 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from penstock.channels.environment import ContainerLayout
 from penstock.channels.runner.supervised import end_marked, new_mark, read_mark, write_mark
@@ -22,7 +21,7 @@ PREFIX = "penstock-run-"
 
 
 class BaseDirectory:
-    """The base directory of a run, which no other run uses at the same time. A context manager that cleans it.
+    """The base directory of a run, which no other run uses at the same time. ``close`` cleans it.
 
     Args:
         path: The directory; one that is made is private to this user. None makes one among the temporary files, which
@@ -79,12 +78,6 @@ class BaseDirectory:
             directory.mkdir(exist_ok=True)
         if not self.layout.failure.is_dir():
             self.layout.failure.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def has_results(self) -> bool:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, PenstockError
 
@@ -38,7 +38,7 @@ _FORM = re.compile(f"[0-9a-f]{{{_LENGTH}}}")
 
 
 class SupervisedProgram:
-    """A program under a supervisor. A context manager: leaving it ends everything that the program has started.
+    """A program under a supervisor. ``close`` ends everything that it has started.
 
     It must be made in a thread that lives as long as the program, because the kernel ties them together.
 
@@ -95,12 +95,6 @@ class SupervisedProgram:
         finally:
             os.close(control_r)
             os.close(status_w)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def send(self, number: int) -> None:
         """Send a signal to the program, but not to its children; nothing if it has ended."""
