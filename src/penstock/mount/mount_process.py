@@ -17,6 +17,7 @@ from penstock.mount.config import TTL_S, MountConfig
 from penstock.mount.daemon import HURRY, DaemonRequest
 from penstock.mount.log_file import LogPosition
 from penstock.mount.own_files import own_files
+from penstock.processes.starting import python_path
 from penstock.redaction import public_url
 from penstock.system.tracebacks import boundary
 
@@ -240,13 +241,8 @@ def start_mount(
     answers, its = os.pipe()
     try:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "penstock.mount.daemon",
-            ],  # -P: modules of the current directory are not wanted
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            [sys.executable, "-P", "-m", "penstock.mount.daemon"],  # -P: not with modules of the current directory
+            env=os.environ | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
