@@ -13,22 +13,139 @@ import struct
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.loader.batching import Batching
+from penstock.loader.position import IndexPosition, feed_position
+from penstock.processes.channel import receive_exactly
 from penstock.system.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.position import FeedPosition
+    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.lanes.feed import Feed
+    from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
+    from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
+    from penstock.loader.position import FeedPosition, Position
+    from penstock.loader.statistics import Meter
     from penstock.loader.workers.shared_memory import PackedColumn
+    from penstock.pipeline import Pipeline
 
 _HEAD = struct.Struct("<QB")
 CAUSES_MAX = 8
 
 # ── from the loader ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedInput:
+    """The input of a worker where an index counts the batches: positions follow from their numbers.
+
+    Attributes:
+        read_plan: How the rank reads.
+        position: Position to begin at.
+        stop: Position that ends the epoch.
+        global_size: Number of samples in a batch of all ranks.
+    """
+
+    read_plan: IndexedReadPlan
+    position: IndexPosition
+    stop: int
+    global_size: int
+
+    def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:
+        """The samples of the worker's lanes, in their order."""
+        return self.read_plan.for_worker(worker, workers_count).feed_between(epoch, self.position.position, self.stop)
+
+    def report(self, position: Position | None) -> None:
+        """The loader knows all positions."""
+
+    def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> IndexedInput:
+        """What is left to read."""
+        del reported
+        position = IndexPosition(self.position.position + batches_count * self.global_size)
+        return replace(self, position=position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedInput:
+    """The input of a worker that reads whole shards, and reports where its lanes are.
+
+    Attributes:
+        read_plan: How the rank reads.
+        position: Position to begin at, in the worker's lanes alone.
+    """
+
+    read_plan: StreamedReadPlan
+    position: FeedPosition
+
+    def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:
+        """The samples of the worker's lanes, in their order; the position says which lanes these are."""
+        del worker
+        own = self.read_plan.for_worker(workers_count)
+        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take_count=None)).feed
+
+    def report(self, position: Position | None) -> FeedPosition | None:
+        """The position of the worker's lanes."""
+        return feed_position(position)
+
+    def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> StreamedInput:
+        """What is left to read."""
+        del batches_count
+        return self if reported is None else replace(self, position=reported)
+
+
+WorkerInput: TypeAlias = IndexedInput | StreamedInput
+"""What one worker reads: the lanes that it owns, from a position on."""
+
+
+class WorkerJob(NamedTuple):
+    """What a worker process does in one epoch. A job is never changed: a restarted worker gets another one.
+
+    Attributes:
+        input: Samples that the worker reads.
+        pipeline: The pipeline; what its stages hold (locks, tables) is made in the worker.
+        plan: How to make batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
+        epoch: Epoch number, from 0.
+        first_batch: Number, in the run, of the first batch that the worker fills.
+        number: Number of the worker, from 0.
+        workers_count: Number of workers of this rank.
+        budget_bytes: Byte budget of the worker's process.
+        rebatches: Whether the worker makes a list of outputs of each sample, which the loader rebatches.
+    """
+
+    input: WorkerInput
+    pipeline: Pipeline
+    plan: RunPlan
+    epoch: int
+    first_batch: int
+    number: int
+    workers_count: int
+    budget_bytes: int
+    rebatches: bool
+
+    @property
+    def meter(self) -> Meter:
+        """Counts what the worker reads."""
+        return self.input.read_plan.reading.meter
+
+    def open(self) -> Feed:
+        """The samples of the worker's lanes, in their order."""
+        return self.input.open(self.epoch, worker=self.number, workers_count=self.workers_count)
+
+    def remaining_after(self, done_count: int, reported: FeedPosition | None) -> WorkerJob:
+        """What is left to do.
+
+        Args:
+            done_count: Number of batches of the run that are done.
+            reported: The position that the worker reported last; None if it has not reported any.
+        """
+        rest = self.input.remaining_after(done_count - self.first_batch, reported)
+        return self._replace(first_batch=done_count, input=rest)
 
 
 class FillRows(NamedTuple):
@@ -285,14 +402,9 @@ class MessageChannel:
                 raise EOFError
             head += part
             descriptors += more
-        size_bytes, _ = _HEAD.unpack(head)
-        data = bytearray(size_bytes)
-        view, at = memoryview(data), 0
-        while at < size_bytes:
-            count = self._socket.recv_into(view[at:])
-            if not count:
-                raise EOFError
-            at += count
+        data = receive_exactly(self._socket, _HEAD.unpack(head)[0])
+        if data is None:
+            raise EOFError
         self._is_receiving = False
         message = pickle.loads(data)
         if type(message) is tuple:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
-import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.loader.workers.messages import JobEnded, MessageChannel, pickled_by_value
 from penstock.loader.workers.shared_memory import map_memory
+from penstock.processes.starting import described_end, python_path, worker_command
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping
 
     from penstock.loader.position import FeedPosition
-    from penstock.loader.workers.worker_job import WorkerJob
+    from penstock.loader.workers.messages import WorkerJob
 
 EXIT_S_MAX = 2.0
 
@@ -71,14 +69,14 @@ class WorkerProcess:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "penstock.loader.workers.worker", str(theirs.fileno()), str(_parent())],
+                    worker_command("penstock.loader.workers.worker", theirs),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env={
                         **os.environ,
                         "CUDA_VISIBLE_DEVICES": "",
                         "OPENCV_FOR_THREADS_NUM": "1",  # as many workers as there are cores are faster with one each
-                        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                        "PYTHONPATH": python_path(),
                     },
                     process_group=0,  # a terminal's Ctrl-C goes to the loader, which decides
                 )
@@ -143,8 +141,7 @@ class WorkerProcess:
             self.process.kill()
             self.process.wait()
             return f"{self.described()} closed its end"
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return f"{self.described()} {how}"
+        return f"{self.described()} {described_end(code)}"
 
     def close(self) -> None:
         """Kill the process, which holds nothing that it would have to finish; idempotent."""
@@ -185,11 +182,3 @@ class ProcessPool:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-
-
-def _parent() -> int:
-    """The id of this process, if the kernel may end the worker with it; otherwise 0.
-
-    The kernel does so when the *thread* that started the worker ends, so only the main thread may ask for it.
-    """
-    return os.getpid() if threading.current_thread() is threading.main_thread() else 0

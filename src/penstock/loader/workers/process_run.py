@@ -16,6 +16,7 @@ import os
 import select
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,10 +36,10 @@ from penstock.loader.workers.messages import (
     SamplesFound,
     UseSlot,
     WorkerFailed,
+    WorkerJob,
 )
 from penstock.loader.workers.row_assignment import LaneProgress
 from penstock.loader.workers.shared_memory import Anchors, Slots, unpacked
-from penstock.loader.workers.worker_job import WorkerJob
 from penstock.samples.columns import Layout
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def worker_jobs(
     ]
 
 
+@dataclass(slots=True)
 class PendingBatch:
     """A batch that workers are filling.
 
@@ -98,13 +100,10 @@ class PendingBatch:
         error: Error that the batch raises in place of being handed out.
     """
 
-    __slots__ = ("assignment", "error", "results", "slot")
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.slot: int | None = None
-        self.results: dict[int, RowsDone] = {}
-        self.error: BaseException | None = None
+    assignment: Assignment
+    slot: int | None = None
+    results: dict[int, RowsDone] = field(default_factory=dict)
+    error: BaseException | None = None
 
 
 class ProcessRun:

@@ -19,7 +19,7 @@ from penstock.loader.lanes.feed import StreamLanesFeed
 from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.position import LANE_BEGIN, IndexPosition, StreamPosition
-from penstock.loader.workers.worker_job import IndexedInput, StreamedInput
+from penstock.loader.workers.messages import IndexedInput, StreamedInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.lane import ResumableLane
     from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition, LanePosition
-    from penstock.loader.workers.worker_job import WorkerInput
+    from penstock.loader.workers.messages import WorkerInput
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2

@@ -6,12 +6,10 @@ batch are the next samples of these lanes, and in which slot; it writes them the
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from collections import deque
@@ -43,10 +41,11 @@ from penstock.loader.workers.messages import (
     SamplesFound,
     UseSlot,
     WorkerFailed,
+    WorkerJob,
 )
 from penstock.loader.workers.remote_rebatching import OUTPUTS, ListTransform
 from penstock.loader.workers.shared_memory import INLINE_BYTES_MAX, Heaps, SlotLayout, map_memory, packed, pickled
-from penstock.loader.workers.worker_job import WorkerJob
+from penstock.processes.starting import connect_to_parent
 from penstock.samples.columns import Layout
 from penstock.samples.tolerance import Tolerance
 from penstock.samples.transform import SampleTransform
@@ -58,8 +57,6 @@ if TYPE_CHECKING:
 
     from penstock.errors import DataError
     from penstock.loader.lanes.feed import Feed, SampleBlock
-
-PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
 """Added to the niceness of a worker. A worker that a message wakes takes the core of the training loop that sent the message
@@ -307,21 +304,10 @@ class Inbox:
                 self.orders.put(message)
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Do job after job until the loader is gone or a job fails.
-
-    Args:
-        descriptor: Socket that is connected to the loader.
-        parent: Process id of the loader, if this process must end with it; otherwise 0.
-    """
+def main(descriptor: str, parent: str) -> None:
+    """Do job after job until the loader is gone or a job fails; the arguments are those of ``connect_to_parent``."""
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the loader decides
-    if parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-    os.set_inheritable(descriptor, False)
-    channel = MessageChannel(socket.socket(fileno=descriptor))
+    channel = MessageChannel(connect_to_parent(descriptor, parent, ignored=(signal.SIGINT,)))
     inbox = Inbox(channel)
     try:
         while True:
@@ -413,4 +399,4 @@ def _packed_columns(delivery: Delivery) -> tuple[dict[str, Any], list[str], list
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*sys.argv[1:])
