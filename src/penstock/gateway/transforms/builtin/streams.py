@@ -16,7 +16,7 @@ from penstock.formats.compression import COMPRESSORS, GZIP_LEVEL, ZSTD_LEVEL, Gu
 from penstock.gateway.transforms.authoring import transform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.formats import Parser, Sample
     from penstock.formats.compression import Decompressor
@@ -245,20 +245,12 @@ def located(source: str, sample: Sample) -> Iterator[None]:
 # ── gzip, gunzip, zstd, unzstd ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_gzip(arguments: Mapping[str, Any]) -> None:
-    _check_level(arguments["level"], 0, 9)
-
-
-def _check_zstd(arguments: Mapping[str, Any]) -> None:
-    _check_level(arguments["level"], 1, 19)
-
-
 def _check_level(level: int, lowest: int, highest: int) -> None:
     if not lowest <= level <= highest:
         raise ConfigError(f"level={level} must be from {lowest} to {highest}")
 
 
-@transform(version="1", content_type="application/gzip", check=_check_gzip)
+@transform(version="1", content_type="application/gzip", check=lambda arguments: _check_level(arguments["level"], 0, 9))
 def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_LEVEL) -> Iterator[Buffer]:
     """Compress an object by gzip. The header has neither a time nor a name, so equal objects give equal bytes.
 
@@ -271,7 +263,9 @@ def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_L
     return compressed(reader, "gz", level)
 
 
-@transform(version="1", content_type="application/zstd", check=_check_zstd)
+@transform(
+    version="1", content_type="application/zstd", check=lambda arguments: _check_level(arguments["level"], 1, 19)
+)
 def zstd(reader: SourceReader, request: TransformRequest, *, level: int = ZSTD_LEVEL) -> Iterator[Buffer]:
     """Compress an object by zstd, as one frame with a checksum.
 
