@@ -22,8 +22,7 @@ from penstock.cli.gateway_results import ls as ls_results
 from penstock.cli.index import index, manifest, verify
 from penstock.cli.info import info
 from penstock.cli.ls import cat, du, ls
-from penstock.cli.mount import mount, umount
-from penstock.cli.mount_options import MountCommand
+from penstock.cli.mount import MountCommand, mount, umount
 from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
 from penstock.cli.pack import convert, pack
 from penstock.cli.peek import peek

@@ -1,4 +1,7 @@
-"""``penstock mount`` and ``penstock umount``: a store as a read-only directory."""
+"""``penstock mount`` and ``penstock umount``: a store as a read-only directory.
+
+Options are also taken in the spelling of ``mount``, ``/etc/fstab`` and other FUSE programs: ``-o allow_other,uid=1000``.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,31 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
-from penstock.cli.options import ConnectionGroup, expand_groups
+from penstock.cli.options import CACHE, ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
 from penstock.text.sizes import parse_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.mount.config import MountConfig
 
 MINIMAL_TTL_S = 1.0
 """What Mountpoint's ``--metadata-ttl minimal`` means for directories."""
 
+_FULFILLED = re.compile(
+    "ro|rw|defaults|auto|noauto|nofail|_netdev|user|nouser|users|owner|group|dev|nodev|suid|nosuid|exec|noexec|"
+    "atime|noatime|relatime|norelatime|diratime|nodiratime|async|sync|default_permissions"
+)
+"""Options that are for ``mount`` itself, or that a read-only mount fulfils anyway. ``mount`` adds ``rw`` if there is no ``ro``,
+whether somebody asked for it or not."""
 _REMOTE = re.compile(r"[A-Za-z0-9_.-]+:(?!//)[^/].*")
 _HINTS = {
     "--daemon": "the mount goes to the background by itself; --foreground keeps it in the terminal",
@@ -62,71 +74,78 @@ _HINTS = {
 """Options of rclone mount, Mountpoint, s3fs and libfuse that do not exist here, and what takes their place."""
 
 
+def flags_of(options: str) -> list[str]:
+    """Return the flags of ``penstock mount`` for options that are separated by commas.
+
+    Each ``name=value`` becomes ``--name=value``, with dashes for underscores; options for ``mount`` itself are left out.
+    """
+    flags = []
+    for each in options.split(","):
+        if not each or _FULFILLED.fullmatch(each) or each.startswith(("x-", "comment=")):
+            continue
+        name, equals, value = each.partition("=")
+        flags.append(f"--{name.replace('_', '-')}{equals}{value}")
+    return flags
+
+
+def with_flags(words: Sequence[str]) -> list[str]:
+    """Return a command line with flags in the place of each ``-o OPTIONS``; a last ``-o`` without options stays."""
+    taken: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word == "--":
+            return [*taken, word, *waiting]
+        if word == "-o":
+            options = next(waiting, None)
+            taken += [word] if options is None else flags_of(options)
+        elif word.startswith("-o"):
+            taken += flags_of(word.removeprefix("-o"))
+        else:
+            taken.append(word)
+    return taken
+
+
+class MountCommand(TyperCommand):
+    """A command that also takes its options as ``-o NAME,NAME=VALUE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line."""
+        return super().parse_args(ctx, with_flags(args))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewGroup:
     """The options that say what the files look like, and to whom."""
 
-    uid: Annotated[int | None, typer.Option("--uid", metavar="ID", help="Owner of all files; default: you.")] = None
-    gid: Annotated[int | None, typer.Option("--gid", metavar="ID", help="Group of all files; default: yours.")] = None
-    file_mode: Annotated[
-        str, typer.Option("--file-mode", metavar="MODE", help="Permissions of files, in octal digits.")
-    ] = "0444"
-    dir_mode: Annotated[
-        str, typer.Option("--dir-mode", metavar="MODE", help="Permissions of directories, in octal digits.")
-    ] = "0555"
-    umask: Annotated[
-        str, typer.Option("--umask", metavar="MODE", help="Permissions that neither files nor directories have.")
-    ] = "0"
-    allow_other: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other", help="Let other users use the mount; without root, /etc/fuse.conf must allow it."
-        ),
-    ] = False
-    allow_root: Annotated[bool, typer.Option("--allow-root", help="Let root use the mount too.", hidden=True)] = False
+    uid: int | None = option("ID", "Owner of all files; default: you.")
+    gid: int | None = option("ID", "Group of all files; default: yours.")
+    file_mode: str = option("MODE", "Permissions of files, in octal digits.", default="0444")
+    dir_mode: str = option("MODE", "Permissions of directories, in octal digits.", default="0555")
+    umask: str = option("MODE", "Permissions that neither files nor directories have.", default="0")
+    allow_other: bool = flag("Let other users use the mount; without root, /etc/fuse.conf must allow it.")
+    allow_root: bool = flag("Let root use the mount too.", hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesGroup:
     """The options that say which names exist, and for how long that is known."""
 
-    prefix: Annotated[
-        str, typer.Option("--prefix", metavar="PREFIX", help="Mount only what is below this prefix of URL.")
-    ] = ""
-    manifest: Annotated[
-        str | None,
-        typer.Option("--manifest", metavar="URL", help="A manifest, whose objects are the files: nothing is listed."),
-    ] = None
-    metadata_ttl: Annotated[
-        str,
-        typer.Option(
-            "--metadata-ttl",
-            metavar="TIME",
-            help="How long names and sizes are used without asking the store: 90s, 5min, 0, indefinite.",
-        ),
-    ] = "60s"
-    negative_metadata_ttl: Annotated[
-        str | None,
-        typer.Option(
-            "--negative-metadata-ttl", metavar="TIME", help="The same for names that do not exist; default: the same."
-        ),
-    ] = None
+    prefix: str = option("PREFIX", "Mount only what is below this prefix of URL.", default="")
+    manifest: str | None = option("URL", "A manifest, whose objects are the files: nothing is listed.")
+    metadata_ttl: str = option(
+        "TIME",
+        "How long names and sizes are used without asking the store: 90s, 5min, 0, indefinite.",
+        default="60s",
+    )
+    negative_metadata_ttl: str | None = option("TIME", "The same for names that do not exist; default: the same.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCacheGroup:
     """The cache, in penstock's spelling and in Mountpoint's."""
 
-    cache: Annotated[
-        str | None,
-        typer.Option(
-            "--cache", metavar="PATH:SIZE", help="Cache what is read on this node's disk, e.g. /nvme/penstock:200GB."
-        ),
-    ] = None
-    max_cache_size: Annotated[
-        int | None,
-        typer.Option("--max-cache-size", metavar="MIB", help="Size of the cache in MiB, if --cache is only a path."),
-    ] = None
+    cache: str | None = CACHE
+    max_cache_size: int | None = option("MIB", "Size of the cache in MiB, if --cache is only a path.")
 
     def chosen(self) -> str | None:
         """Return the cache as ``PATH:SIZE``.
@@ -145,35 +164,23 @@ class DiskCacheGroup:
 class ServingGroup:
     """The options of the process that serves the mount."""
 
-    foreground: Annotated[
-        bool, typer.Option("--foreground", "-f", help="Stay in the terminal, and log there; Ctrl-C unmounts.")
-    ] = False
-    log_file: Annotated[
-        Path | None,
-        typer.Option("--log-file", metavar="FILE", help="Where the background process logs; default: as printed."),
-    ] = None
-    nonempty: Annotated[
-        bool, typer.Option("--nonempty", help="Mount on a directory that has contents, and hide them.")
-    ] = False
-    auto_unmount: Annotated[
-        bool,
-        typer.Option(
-            "--auto-unmount/--no-auto-unmount", help="Unmount if the process that serves the mount is killed."
-        ),
-    ] = True
-    read_only: Annotated[bool, typer.Option("--read-only", help="Mounts are always read-only.", hidden=True)] = False
-    force_path_style: Annotated[
-        bool, typer.Option("--force-path-style", help="Put the bucket into the path of URLs, not into the host name.")
-    ] = False
+    foreground: bool = flag("Stay in the terminal, and log there; Ctrl-C unmounts.", names=("--foreground", "-f"))
+    log_file: Path | None = option("FILE", "Where the background process logs; default: as printed.")
+    nonempty: bool = flag("Mount on a directory that has contents, and hide them.")
+    auto_unmount: bool = flag(
+        "Unmount if the process that serves the mount is killed.",
+        names=("--auto-unmount/--no-auto-unmount",),
+        default=True,
+    )
+    read_only: bool = flag("Mounts are always read-only.", hidden=True)
+    force_path_style: bool = flag("Put the bucket into the path of URLs, not into the host name.")
 
 
 @expand_groups
 def mount(
     context: typer.Context,
-    url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a directory, https://...")
-    ] = None,
-    directory: Annotated[str | None, typer.Argument(metavar="DIR", help="An empty directory.")] = None,
+    url: str | None = argument("URL", "s3://bucket/prefix/, a directory, https://...", default=None),
+    directory: str | None = argument("DIR", "An empty directory.", default=None),
     *,
     names: NamesGroup,
     disk: DiskCacheGroup,
@@ -293,13 +300,13 @@ def _serve(config: MountConfig) -> None:
         serve_until_signal(server, announce=lambda: print_message(said))
 
 
+@expand_groups
 def umount(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where it is mounted.")],
+    directory: str = argument("DIR", "Where it is mounted."),
     *,
-    lazy: Annotated[
-        bool,
-        typer.Option("--lazy", "-z", help="Take the directory away now; programs go on with the files they have open."),
-    ] = False,
+    lazy: bool = flag(
+        "Take the directory away now; programs go on with the files they have open.", names=("--lazy", "-z")
+    ),
 ) -> None:
     """Unmount what `penstock mount` has mounted on DIR, also if its process was killed.
 

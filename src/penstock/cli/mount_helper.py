@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 
 from penstock.cli.app import run
-from penstock.cli.mount_options import flags_of
+from penstock.cli.mount import flags_of
 
 
 def helper() -> None:

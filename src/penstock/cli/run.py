@@ -6,11 +6,11 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.options import ConnectionGroup, expand_groups
+from penstock.cli.options import ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, one_line, print_message
 from penstock.errors import ConfigError
 from penstock.text.json_text import parse_json
@@ -22,67 +22,28 @@ if TYPE_CHECKING:
 
 @expand_groups
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program with its arguments, after --.")],
+    command: list[str] = argument("COMMAND", "Program with its arguments, after --."),
     *,
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--channel", "-c", metavar="[NAME=]URL[,OPTION=VALUE]...", help="An input channel; may be repeated."
-        ),
-    ] = None,
-    hyperparameter: Annotated[
-        list[str] | None,
-        typer.Option("--hyperparameter", metavar="NAME=VALUE", help="A hyperparameter; may be repeated."),
-    ] = None,
-    hyperparameter_arguments: Annotated[
-        bool,
-        typer.Option(
-            "--hyperparameter-arguments",
-            help="Also append hyperparameters to COMMAND as --NAME VALUE, as SageMaker's framework containers do.",
-        ),
-    ] = False,
-    mode: Annotated[
-        str, typer.Option("--mode", metavar="MODE", help="Mode of channels that name none: file, pipe or fastfile.")
-    ] = "file",
-    job: Annotated[
-        str | None,
-        typer.Option("--job", metavar="FILE", help="JSON of a CreateTrainingJob request, or of its input channels."),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="DIR",
-            help="Base directory, e.g. /opt/ml; default: SAGEMAKER_BASE_DIR, or a private one that is removed at the end.",
-        ),
-    ] = None,
-    downloads: Annotated[
-        str | None,
-        typer.Option("--downloads", metavar="DIR", help="Keep what File mode downloads there, for later runs."),
-    ] = None,
-    model_url: Annotated[
-        str | None,
-        typer.Option("--model-url", metavar="URL", help="Where the model goes; one archive if it ends with .tar.gz."),
-    ] = None,
-    output_url: Annotated[
-        str | None,
-        typer.Option("--output-url", metavar="URL", help="Where the output goes; one archive if it ends with .tar.gz."),
-    ] = None,
-    checkpoint_url: Annotated[
-        str | None,
-        typer.Option("--checkpoint-url", metavar="URL", help="Where checkpoints go and come from, while it runs."),
-    ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option("--hosts", metavar="NAME,...", help="All hosts; default: from SLURM, torchrun or Open MPI."),
-    ] = None,
-    current_host: Annotated[str | None, typer.Option("--current-host", metavar="NAME", help="This host.")] = None,
-    stop_s: Annotated[
-        float, typer.Option("--stop-s", metavar="SECONDS", help="Time between SIGTERM and SIGKILL.")
-    ] = 120.0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Enforce SageMaker's own limits, such as 20 channels.")
-    ] = False,
+    channel: list[str] | None = option(
+        "[NAME=]URL[,OPTION=VALUE]...", "An input channel; may be repeated.", names=("--channel", "-c")
+    ),
+    hyperparameter: list[str] | None = option("NAME=VALUE", "A hyperparameter; may be repeated."),
+    hyperparameter_arguments: bool = flag(
+        "Also append hyperparameters to COMMAND as --NAME VALUE, as SageMaker's framework containers do."
+    ),
+    mode: str = option("MODE", "Mode of channels that name none: file, pipe or fastfile.", default="file"),
+    job: str | None = option("FILE", "JSON of a CreateTrainingJob request, or of its input channels."),
+    base: str | None = option(
+        "DIR", "Base directory, e.g. /opt/ml; default: SAGEMAKER_BASE_DIR, or a private one that is removed at the end."
+    ),
+    downloads: str | None = option("DIR", "Keep what File mode downloads there, for later runs."),
+    model_url: str | None = option("URL", "Where the model goes; one archive if it ends with .tar.gz."),
+    output_url: str | None = option("URL", "Where the output goes; one archive if it ends with .tar.gz."),
+    checkpoint_url: str | None = option("URL", "Where checkpoints go and come from, while it runs."),
+    hosts: str | None = option("NAME,...", "All hosts; default: from SLURM, torchrun or Open MPI."),
+    current_host: str | None = option("NAME", "This host."),
+    stop_s: float = option("SECONDS", "Time between SIGTERM and SIGKILL.", default=120.0),
+    strict: bool = flag("Enforce SageMaker's own limits, such as 20 channels."),
     connection: ConnectionGroup,
 ) -> None:
     """Run COMMAND as a SageMaker training job, with its channels as files, named pipes or mounts.

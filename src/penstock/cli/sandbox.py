@@ -6,22 +6,21 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from penstock.cli.options import argument, expand_groups, option
 from penstock.cli.output import print_message
 
 END_S_MAX = 10.0
 """Seconds that the program may take to end after SIGTERM; then it is killed."""
 
 
+@expand_groups
 def sandbox(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="Program with its arguments; default: your shell.")
-    ] = None,
+    command: list[str] | None = argument("COMMAND", "Program with its arguments; default: your shell.", default=None),
     *,
-    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME", help="Name of the empty bucket.")] = "bucket",
+    bucket: str = option("NAME", "Name of the empty bucket.", default="bucket"),
 ) -> None:
     """Start an S3 server on a free loopback port, run COMMAND or your shell beside it, and end the server afterwards.
 
