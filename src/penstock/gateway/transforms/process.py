@@ -94,14 +94,13 @@ class TransformProcess:
         self._head_length = 0
         self._rest_bytes = 0  # bytes of the current frame that have not been received
         self._scratch: memoryview | None = None
-        self._waiter: asyncio.Future[None] | None = None
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._group = ProcessGroup(
                 worker_command("penstock.gateway.transforms.worker", theirs),
-                on_exit=self._wake_waiter,
+                on_exit=self._end_receiving,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output_write,
@@ -286,10 +285,8 @@ class TransformProcess:
             try:
                 count = self._socket.recvmsg_into(targets)[0]
             except BlockingIOError:
-                if not self.has_ended:
-                    await self._wait_readable()
-                    continue
-                count = 0  # a child of the process may still hold the other end
+                await self._wait_readable()
+                continue
             except OSError:
                 count = 0
             if not count:
@@ -298,18 +295,18 @@ class TransformProcess:
 
     async def _wait_readable(self) -> None:
         """Wait until something has been received, or the process has ended."""
-        self._waiter = self._loop.create_future()
-        self._loop.add_reader(self._socket.fileno(), _wake, self._waiter)
+        waiter = self._loop.create_future()
+        self._loop.add_reader(self._socket.fileno(), _wake, waiter)
         try:
-            await self._waiter
+            await waiter
         finally:
-            self._waiter = None
             if self._socket.fileno() >= 0:  # otherwise kill() has done it, and the number may mean another file
                 self._loop.remove_reader(self._socket.fileno())
 
-    def _wake_waiter(self) -> None:
-        if self._waiter is not None:
-            _wake(self._waiter)
+    def _end_receiving(self) -> None:
+        """Let receiving end after what has arrived: a child of the process may still hold the other end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     async def _send(self, data: bytes) -> None:
         try:
