@@ -19,8 +19,8 @@ from penstock.formats import (
     feed_in_pieces,
     parser_of,
 )
-from penstock.formats.example import parse_example
 from penstock.formats.recordio import MAGIC
+from penstock.formats.tfrecord import parse_example
 from penstock.formats.writers import encode_example
 
 zstandard = pytest.importorskip("zstandard")

@@ -33,15 +33,8 @@ class Kind(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=256)
-def kind_of(
-    names: tuple[str, ...],
-    integers: frozenset[str],
-    arrays: tuple[tuple[str, str, tuple[int, ...]], ...] = (),
-    optional: tuple[str, ...] = (),
-) -> Kind:
-    """Return the one ``Kind`` object with these fields."""
-    return Kind(names, integers, arrays, optional)
+kind_of = lru_cache(maxsize=256)(Kind)
+"""Return the one ``Kind`` object with these fields."""
 
 
 class Samples(Sequence[Sample]):

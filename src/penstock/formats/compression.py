@@ -439,56 +439,28 @@ def _zstandard(refusal: str) -> Any:
 class Compressor(Protocol):
     """Compresses a stream of bytes."""
 
-    def compress(self, data: Buffer) -> bytes:
+    def compress(self, data: Buffer, /) -> bytes:
         """Add the next bytes. Returns the compressed bytes that are ready."""
 
-    def finish(self) -> bytes:
+    def flush(self) -> bytes:
         """End the stream. Returns the rest of its bytes."""
 
 
-class Gzip:
-    """Writes one gzip member.
-
-    Args:
-        level: Level of the compression, from 0 (none) to 9.
-    """
-
-    def __init__(self, level: int = GZIP_LEVEL) -> None:
-        self._stream = zlib.compressobj(level, zlib.DEFLATED, _GZIP)
-
-    def compress(self, data: Buffer) -> bytes:
-        """Compress the next bytes."""
-        return self._stream.compress(data)
-
-    def finish(self) -> bytes:
-        """End the stream."""
-        return self._stream.flush()
+def gzip_compressor(level: int = GZIP_LEVEL) -> Compressor:
+    """Return a compressor that writes one gzip member; `level` is from 0 (none) to 9."""
+    return zlib.compressobj(level, zlib.DEFLATED, _GZIP)
 
 
-class Zstd:
-    """Writes one zstd frame with a checksum.
-
-    Args:
-        level: Level of the compression, from 1 to 22.
+def zstd_compressor(level: int = ZSTD_LEVEL) -> Compressor:
+    """Return a compressor that writes one zstd frame with a checksum; `level` is from 1 to 22.
 
     Raises:
         ConfigError: zstandard is not installed.
     """
-
-    def __init__(self, level: int = ZSTD_LEVEL) -> None:
-        zstandard = _zstandard("zstd needs zstandard")
-        self._stream: Any = zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj()
-
-    def compress(self, data: Buffer) -> bytes:
-        """Compress the next bytes."""
-        out: bytes = self._stream.compress(data)
-        return out
-
-    def finish(self) -> bytes:
-        """End the stream."""
-        out: bytes = self._stream.flush()
-        return out
+    zstandard = _zstandard("zstd needs zstandard")
+    compressor: Compressor = zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj()
+    return compressor
 
 
-COMPRESSORS: dict[str, Callable[..., Compressor]] = {"gz": Gzip, "zst": Zstd}
+COMPRESSORS: dict[str, Callable[..., Compressor]] = {"gz": gzip_compressor, "zst": zstd_compressor}
 """The compressor for each suffix of compressed objects."""

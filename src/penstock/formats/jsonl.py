@@ -16,7 +16,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.formats.parsing import OnCorrupt, Parser
+from penstock.formats.parsing import SpanningParser
 from penstock.formats.sample import RESERVED_FIELDS, Sample, view_of_array
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-class JsonLinesParser(Parser):
+class JsonLinesParser(SpanningParser):
     """Samples of one shard of JSON lines.
 
     Args:
@@ -78,16 +78,6 @@ class JsonLinesParser(Parser):
     """
 
     MAY_BE_EMPTY = True
-
-    def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
-        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._tail: bytearray | None = None  # the incomplete last line
-        self._tail_offset_bytes = 0  # its offset in the shard
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held because their sample is not complete yet."""
-        return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         at = 0
@@ -140,11 +130,6 @@ class JsonLinesParser(Parser):
     def _fields(self, line: memoryview, value: dict[str, Any]) -> dict[str, memoryview]:
         """Return the fields of a line; `value` is the decoded line."""
         return {"json": line}
-
-    def _drop(self) -> int | None:
-        begin_bytes = None if self._tail is None else self._tail_offset_bytes
-        self._tail = None
-        return begin_bytes
 
 
 class JsonColumnsParser(JsonLinesParser):

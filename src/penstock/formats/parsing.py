@@ -78,10 +78,10 @@ def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
 
     Values in ``Samples`` are copies; other samples are slices of `data`.
     """
-    if isinstance(parser, Parser) and not parser.pending:
-        yield from parser.feed_columns(data)
-    else:
+    if parser.pending:
         yield from feed_in_pieces(parser, data)
+    else:
+        yield from parser.feed_columns(data)
 
 
 class Skipping:
@@ -271,20 +271,30 @@ class Parser(Skipping, ABC):
         return f"the object seems to be {seems}" if seems else None
 
 
-class FramedParser(Parser):
-    """Base for formats whose records start with their length. A subclass implements ``_scan`` and ``RECORD``.
+class SpanningParser(Parser):
+    """Base for formats of records. One that spans chunks is collected in memory of its own, so that no chunk is pinned."""
 
-    A record that spans chunks is collected in memory of its own, so that no chunk is pinned while the next ones arrive.
-    """
+    _tail: bytearray | None = None  # the incomplete last record
+    _tail_offset_bytes = 0  # its offset in the shard
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held because their sample is not complete yet."""
+        return 0 if self._tail is None else len(self._tail)
+
+    def _drop(self) -> int | None:
+        begin_bytes = None if self._tail is None else self._tail_offset_bytes
+        self._tail = None
+        return begin_bytes
+
+
+class FramedParser(SpanningParser):
+    """Base for formats whose records start with their length. A subclass implements ``_scan`` and ``RECORD``."""
 
     RECORD = "record"
 
-    def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
-        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._tail: bytearray | None = None  # the incomplete last record
-        self._tail_offset_bytes = 0  # its offset in the shard
-        self._need_bytes = 0  # length of the tail from which parsing it is worth another attempt
-        self._view_offset_bytes = start_offset_bytes  # offset in the shard of what `_scan` is given
+    _need_bytes = 0  # length of the tail from which parsing it is worth another attempt
+    _view_offset_bytes = 0  # offset in the shard of what `_scan` is given
 
     @abstractmethod
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
@@ -294,11 +304,6 @@ class FramedParser(Parser):
             Where the first incomplete record begins, or len(view), and how many bytes of that record, more than are
             present, the next attempt needs.
         """
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are held because their sample is not complete yet."""
-        return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         at = 0
@@ -342,11 +347,6 @@ class FramedParser(Parser):
                 f"the shard is cut off inside a {self.RECORD}: at least {missing} bytes missing",
                 self._tail_offset_bytes,
             )
-
-    def _drop(self) -> int | None:
-        begin_bytes = None if self._tail is None else self._tail_offset_bytes
-        self._tail = None
-        return begin_bytes
 
 
 class RecordParser(FramedParser):

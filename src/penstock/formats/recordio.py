@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import struct
 
-from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt, RecordParser
+from penstock.formats.parsing import RECORD_BYTES_MAX, RecordParser
 from penstock.formats.sample import Sample, typed
 
 MAGIC = b"\x0a\x23\xd7\xce"
@@ -48,13 +48,9 @@ class RecordIOParser(RecordParser):
 
     FORMATS = ("recordio-mxnet", "recordio-raw")
 
-    def __init__(
-        self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise", content: str = "auto"
-    ) -> None:
-        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt, content=content)
-        self._parts: bytearray | None = None  # parts of the incomplete record
-        self._record_offset_bytes = 0  # offset of its first part
-        self._lost_offset_bytes: int | None = None  # offset from which no record has been found yet
+    _parts: bytearray | None = None  # parts of the incomplete record
+    _record_offset_bytes = 0  # offset of its first part
+    _lost_offset_bytes: int | None = None  # offset from which no record has been found yet
 
     @staticmethod
     def format_of(record: memoryview) -> str:

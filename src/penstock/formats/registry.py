@@ -46,7 +46,6 @@ class Format:
         decide: For a format in which the first record determines the content of all: a generator that asks for the start of
             a shard as ``head`` does, and returns the more specific format, which is needed to start inside such a shard.
             None for all other formats.
-        extra: Name of the extra of penstock that the format needs, if any.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Format:
     ranged: Callable[..., RangedReader] | None = None
     head: Callable[[], Generator[ByteRange, Buffer, Buffer]] | None = None
     decide: Callable[[], Generator[ByteRange, Buffer, str]] | None = None
-    extra: str | None = None
 
 
 def _of(module: str, name: str) -> Callable[..., Any]:
@@ -164,16 +162,12 @@ def _streamed(
     ]
 
 
-def _ranged(
-    name: str, reader: str, *suffixes: str, unit: Literal["sample", "block"], extra: str | None = None
-) -> Format:
+def _ranged(name: str, reader: str, *suffixes: str, unit: Literal["sample", "block"]) -> Format:
     """Return the row of a format that is read by ranges, whose module has its name."""
     of_module = _of(name, reader)
     whole = partial(_of("ranged", "WholeShardParser"), reader=of_module)
     is_format = _of(name, f"is_{name}")
-    return Format(
-        name=name, suffixes=suffixes, unit=unit, recognise=is_format, parser=whole, ranged=of_module, extra=extra
-    )
+    return Format(name=name, suffixes=suffixes, unit=unit, recognise=is_format, parser=whole, ranged=of_module)
 
 
 _SHORT_SUFFIXES = {"tar.gz": (".tgz",), "tar.zst": (".tzst",), "jsonl.gz": (".json.gz",), "jsonl.zst": (".json.zst",)}
@@ -183,12 +177,12 @@ def _compressed(inner: Format) -> list[Format]:
     """Return the rows for `inner` when the whole shard is compressed."""
     parser = partial(_of("compression", "CompressedParser"), inner=inner.parser)
     rows = []
-    for kind, endings, extra in (("gz", (".gz",), None), ("zst", (".zst", ".zstd"), "zstd")):
+    for kind, endings in (("gz", (".gz",)), ("zst", (".zst", ".zstd"))):
         name = f"{inner.name}.{kind}"
         suffixes = [suffix + ending for suffix in inner.suffixes for ending in endings]
         suffixes += _SHORT_SUFFIXES.get(name, ())
         parser_of_kind = partial(parser, compression=kind)
-        rows.append(Format(name=name, suffixes=tuple(suffixes), unit="shard", parser=parser_of_kind, extra=extra))
+        rows.append(Format(name=name, suffixes=tuple(suffixes), unit="shard", parser=parser_of_kind))
     return rows
 
 
@@ -202,7 +196,7 @@ _STREAMED = [
 ]
 _RANGED = [
     _ranged("zip", "ZipReader", ".zip", unit="sample"),
-    _ranged("parquet", "ParquetReader", ".parquet", ".pq", unit="block", extra="parquet"),
+    _ranged("parquet", "ParquetReader", ".parquet", ".pq", unit="block"),
 ]
 
 FORMATS: dict[str, Format] = {

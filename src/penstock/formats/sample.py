@@ -29,6 +29,7 @@ ITEM_BYTES = {"B": 1, "b": 1, "H": 2, "h": 2, "e": 2, "I": 4, "i": 4, "f": 4, "Q
 """Size of each type that occurs, by its letter in ``struct``. Native order is little endian, as in all formats."""
 
 _BOUNDARIES = ("/", ".", "_", "-")
+_IS_METADATA = re.compile(r"__[^/]*__(?:/|\Z)").match
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -78,18 +79,14 @@ It keeps the position in the order, and is never delivered.
 
 def is_metadata(name: bytes) -> bool:
     """Whether the first path component of a member's `name` has the form ``__meta__``."""
-    first, _, _ = name.partition(b"/")
-    return len(first) >= 4 and first.startswith(b"__") and first.endswith(b"__")
+    return _IS_METADATA(decode_name(name)) is not None
 
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Return (key, field) for a member or object called `name`, or None if it belongs to no sample."""
     slash = name.rfind("/") + 1
     dot = name.find(".", slash)
-    if dot <= slash:
-        return None
-    first, _, _ = name.partition("/")
-    if len(first) >= 4 and first.startswith("__") and first.endswith("__"):
+    if dot <= slash or _IS_METADATA(name):
         return None
     return name[:dot], name[dot + 1 :].lower()
 
@@ -117,7 +114,7 @@ def check_key(key: object) -> str:
             f"__key__ {key!r} has a dot in its last component, where the field's name would begin",
             hint="replace the dots there, e.g. by underscores",
         )
-    if len(parts[0]) >= 4 and parts[0].startswith("__") and parts[0].endswith("__"):
+    if _IS_METADATA(key):
         raise ConfigError(f"__key__ {key!r} begins with {parts[0]!r}, which readers pass over as metadata")
     return _check_text("__key__", key)
 

@@ -230,7 +230,7 @@ class TarParser(Parser):
         found = find_regular_samples(view, at, self._prefix)
         if found is not None and found.begin > at:
             at = self._scan(view, at, samples, found.begin)  # the rest of the sample that began in the last chunk
-        if found is None or at != found.begin or found.first_name.startswith(self._prefix):
+        if found is None or at != found.begin or found.heads.names[found.first].startswith(self._prefix):
             return at
         self._close_sample(samples, self._offset_bytes + at)
         columns, at = found.cut(view, self._offset_bytes)

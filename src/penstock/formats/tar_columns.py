@@ -159,11 +159,6 @@ class RegularSamples(NamedTuple):
         """Position in the chunk of the first sample."""
         return int(self.heads.origins[self.first])
 
-    @property
-    def first_name(self) -> bytes:
-        """Name of the first member."""
-        return self.heads.names[self.first]
-
     def cut(self, view: memoryview, base_bytes: int) -> tuple[Samples, int]:
         """Return the samples, with values copied from `view`, and where in `view` they end.
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from penstock.checksums.crc32c import crc32c
 from penstock.formats.columnar import Samples, kind_of
-from penstock.formats.example import feature_heads, key_of
-from penstock.formats.tfrecord import FOOT_BYTES, HEAD_BYTES
+from penstock.formats.tfrecord import FOOT_BYTES, HEAD_BYTES, feature_heads, key_of
 from penstock.formats.writers import feature_entry, features_head, frame_head
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.formats.example import FeatureHead
+    from penstock.formats.tfrecord import FeatureHead
     from penstock.types import Buffer
 
 RECORDS_MIN = 16

@@ -291,10 +291,6 @@ def _decompress(member: Member, data: memoryview) -> memoryview:
         raise ValueError(f"{member.name!r} does not decompress: {error}") from None
 
 
-def _inflate(member: Member, data: memoryview) -> bytes:
-    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size_bytes + 1)
-
-
 def _bunzip2(member: Member, data: memoryview) -> bytes:
     import bz2
 
@@ -330,5 +326,7 @@ def _unzstd(member: Member, data: memoryview) -> bytearray:
 
 
 _METHODS: dict[int, Callable[[Member, memoryview], bytes | bytearray | memoryview]] = {
-    _STORED: lambda _, data: data, _DEFLATED: _inflate, _BZIP2: _bunzip2, _LZMA: _unlzma, _ZSTD: _unzstd,
+    _STORED: lambda _, data: data,
+    _DEFLATED: lambda member, data: zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size_bytes + 1),
+    _BZIP2: _bunzip2, _LZMA: _unlzma, _ZSTD: _unzstd,
 }  # fmt: skip

@@ -143,9 +143,7 @@ class SampleMap:
         samples = parser.feed(data)
         if not FORMATS[name].head:  # parsers of formats with a head know the number of samples
             samples += parser.finish()
-        if len(samples) != 1:
-            raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
-        return samples[0]
+        return _only(samples, url, start)
 
     def parse_some(self, extent: SampleExtent, pieces: Sequence[Buffer]) -> Sample:
         """Parse a tar's sample from some of its members, for which there is no checksum.
@@ -160,9 +158,7 @@ class SampleMap:
         url, start = self._known.shards[extent.shard].shard.url, extent.span.start
         parser = parser_of(self._formats[extent.shard], shard=url, start_offset_bytes=start)
         samples = [sample for piece in pieces for sample in parser.feed(piece)] + parser.finish()
-        if len(samples) != 1:
-            raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
-        return samples[0]
+        return _only(samples, url, start)
 
     def iter_keys(self) -> Iterator[str]:
         """Yield the key of each sample, in order.
@@ -220,3 +216,9 @@ class SampleMap:
         assert index.offsets is not None
         span = ByteRange(int(index.offsets[sample]), int(index.offsets[sample + 1]))
         return SampleExtent(shard, sample, span, index)
+
+
+def _only(samples: list[Sample], url: str, offset_bytes: int) -> Sample:
+    if len(samples) != 1:
+        raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=offset_bytes)
+    return samples[0]

@@ -292,11 +292,6 @@ class ShardIndex:
         some = members._replace(sizes=members.sizes[first : first + count])
         return some.spans(self.offsets[first + 1 : first + count + 1], fields)
 
-    def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key; None if there is none, or keys are not known. Cost: O(n)."""
-        keys = self.keys
-        return keys.index(key) if keys is not None and key in keys else None
-
     def encode(self) -> bytes:
         """Return the index as it is stored."""
         columns = []

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, cast
 
-from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, HEAD_BYTES, detect, format_of_name
-from penstock.pack.destination import Destination, refuse_inside, split_destination
+from penstock.pack.destination import refuse_inside, split_destination
 from penstock.pack.entries import PlanEntry, Roots, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
 from penstock.pack.job import PackJob, root_url
@@ -29,7 +28,6 @@ from penstock.pack.recipes import NullListener, ShardsRecipe
 from penstock.pack.workers import ExecutionOptions
 from penstock.pack.written_formats import FORMATS_WRITTEN, base_format, losses
 from penstock.pipeline import Pipeline, Shards, shards
-from penstock.sources.shards import ShardFinder
 from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
 
@@ -146,7 +144,7 @@ class Conversion(PackJob):
         folder, self._name = split_destination(os.fspath(destination))
         if self._name is not None:
             self._check_name(self._name, options)
-        super().__init__(connection, cast("ConnectionOptions", pipeline.source.connection.given()))
+        super().__init__(folder, connection, cast("ConnectionOptions", pipeline.source.connection.given()))
         self._source = pipeline.source
         self._options = options
         self._job = {
@@ -158,12 +156,6 @@ class Conversion(PackJob):
             "key_field": options.key_field,
             "fields": options.fields,
         }
-        store = self._stack.enter_context(compose.connect(folder, **connection))
-        try:
-            self.destination = Destination(store)
-        except BaseException:
-            self._stack.close()
-            raise
 
     @staticmethod
     def _check_name(name: str, options: ConvertOptions) -> None:
@@ -192,11 +184,11 @@ class Conversion(PackJob):
         if stored is not None:
             return self._resume(
                 stored,
-                lambda: self._new_plan(self._find(), stored.starts),
+                lambda: self._new_plan(self._find(self._source), stored.starts),
                 must_match=target.is_done(stored),
                 urls=None if self._source.manifest else self._source.urls,
             )
-        found = self._find()
+        found = self._find(self._source)
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
             refuse_inside(folder, target.url)
         _refuse_losses(found, self._source, options)
@@ -211,13 +203,6 @@ class Conversion(PackJob):
             target.refuse_index_json(names)
         self._plan = plan
         return plan
-
-    def _find(self) -> list[Shard]:
-        finder = ShardFinder(self._source, fetch=None)
-        self._stack.callback(finder.close)
-        found = finder.find()
-        resolve_sizes(found)
-        return found
 
     def _patterns(self) -> dict[str, str]:
         """Return the pattern of the new shards' names; empty if each shard keeps its own name."""
@@ -235,6 +220,7 @@ class Conversion(PackJob):
             starts=starts,
             job=self._job,
         )
+        resolve_sizes(found)
         roots = Roots()
         sources = [PlanEntry(shard.url, (roots.member("", shard),), {}) for shard in found]
         self._stores, plan.roots = roots.stores, [root_url(store) for store in roots.stores]

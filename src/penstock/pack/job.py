@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Self
 
 from penstock import compose
 from penstock.errors import DataError
+from penstock.pack.destination import Destination
 from penstock.pack.recipes import Packed
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import write_in_threads
+from penstock.sources.shards import ShardFinder
 from penstock.text.patterns import has_glob, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.index import ShardRow
-    from penstock.pack.destination import Destination
     from penstock.pack.plan import PackPlan, ShardPlan
     from penstock.pack.recipes import PackListener, Recipe, ShardGroup
     from penstock.pack.workers import ExecutionOptions
+    from penstock.pipeline import Objects, Shards
     from penstock.pipeline.factories import ConnectionOptions
+    from penstock.sources.shards import Shard
     from penstock.store import Store
 
 
@@ -31,16 +34,17 @@ class PackJob:
         destination: Folder of the new shards.
 
     Args:
+        folder: URL of the destination, which ends with a slash.
         connection: Connection options of the destination.
         source_connection: Connection options of the source.
     """
 
-    destination: Destination
-
-    def __init__(self, connection: ConnectionOptions, source_connection: ConnectionOptions) -> None:
+    def __init__(self, folder: str, connection: ConnectionOptions, source_connection: ConnectionOptions) -> None:
         self._connection = connection
         self._source_connection = source_connection
-        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self.destination = Destination(stack.enter_context(compose.connect(folder, **connection)))
+            self._stack = stack.pop_all()
         self._stores: list[Store] = []
         self._plan: PackPlan | None = None
 
@@ -55,6 +59,12 @@ class PackJob:
         """The plan that ``plan`` returned."""
         assert self._plan is not None, "plan() comes first"
         return self._plan
+
+    def _find(self, source: Objects | Shards) -> list[Shard]:
+        """List a source; the job holds its stores until it ends."""
+        finder = ShardFinder(source, fetch=None)
+        self._stack.callback(finder.close)
+        return finder.find()
 
     def _resume(
         self, plan: PackPlan, replan: Callable[[], PackPlan], *, must_match: bool, urls: Sequence[str] | None

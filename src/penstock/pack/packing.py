@@ -11,7 +11,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.formats import format_of_name
 from penstock.index import is_manifest_name
 from penstock.pack import entries
-from penstock.pack.destination import Destination, refuse_inside, split_destination
+from penstock.pack.destination import refuse_inside, split_destination
 from penstock.pack.job import PackJob, root_url
 from penstock.pack.options import BYTES_MAX, PackOptions, is_table_name, job_identity, source_digest
 from penstock.pack.plan import PackPlan, cut
@@ -20,7 +20,6 @@ from penstock.pack.sequence import TokenRows, is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
 from penstock.pipeline import Batch, Objects, Pipeline, TokenBlocks, check_rereadable, objects
-from penstock.sources.shards import Shard, ShardFinder
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -147,8 +146,7 @@ def pack(
     execution = ExecutionOptions(
         executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify
     )
-    is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
-    if execution.executor == "ray" and (is_blocks or not isinstance(source, str | os.PathLike | Pipeline)):
+    if execution.executor == "ray" and (is_blocks(source) or not isinstance(source, str | os.PathLike | Pipeline)):
         raise ConfigError(
             f"executor='ray' needs a source that can be listed, not {type(source).__name__}",
             hint="write the items to files or a table first, or pack them with threads",
@@ -157,6 +155,11 @@ def pack(
         packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
         packing.save()
         return packing.run(execution, listener or NullListener())
+
+
+def is_blocks(source: object) -> bool:
+    """Return whether a source is a pipeline that ends with ``token_blocks``."""
+    return isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
 
 
 class Packing(PackJob):
@@ -170,33 +173,27 @@ class Packing(PackJob):
     """
 
     def __init__(self, source: Any, folder: str, options: PackOptions, *, connection: ConnectionOptions) -> None:
-        super().__init__(connection, source.source.connection.given() if _has_connection(source) else connection)
+        has_connection = isinstance(source, Pipeline) and hasattr(source.source, "connection")
+        super().__init__(folder, connection, source.source.connection.given() if has_connection else connection)
         self._source = source
-        self._is_blocks = isinstance(source, Pipeline) and source.stage(TokenBlocks) is not None
-        if self._is_blocks and source.stage(Batch) is not None:
-            raise ConfigError("pack() takes blocks of tokens, not batches of them", hint="leave out .batch()")
+        self._is_blocks = is_blocks(source)
         if self._is_blocks and options.format is None and format_of_name(options.name or "") is None:
             options = replace(options, format="mds")  # it stores arrays of one size as they are
         self._options = options
         self._is_python = self._is_blocks or not isinstance(source, str | os.PathLike | Pipeline)
-        self._store = self._stack.enter_context(compose.connect(folder, **connection))
-        try:
-            if self._is_blocks or not self._is_python:
-                self._refuse_inside()
-            self.destination = Destination(self._store)
-        except BaseException:
-            self._stack.close()
-            raise
 
-    def _refuse_inside(self) -> None:
+    def _check_source(self) -> None:
+        """Refuse a source that cannot be read again or listed, or in which the destination lies."""
         if isinstance(self._source, Pipeline):
             check_rereadable(self._source, "pack")
             if not self._is_blocks:
                 _check_listable(self._source)
+            elif self._source.stage(Batch) is not None:
+                raise ConfigError("pack() takes blocks of tokens, not batches of them", hint="leave out .batch()")
         for url in self._source_urls() or ():
             root, key = compose.split(url.rstrip("/") + "/")
             with compose.connect(root, **self._source_connection) as store:
-                refuse_inside(store.describe(key), self._store.describe(""))
+                refuse_inside(store.describe(key), self.destination.url)
 
     def _source_urls(self) -> tuple[str, ...] | None:
         """Return the URLs of the source; None if a manifest or a table names its objects."""
@@ -223,6 +220,7 @@ class Packing(PackJob):
         Raises:
             ConfigError, DataError, StoreError: For the reasons that ``pack`` names.
         """
+        self._check_source()
         job = self._options.job(source_digest(self._source, self._source_connection))
         stored = None if overwrite else self._stored_plan(job)
         if stored is not None:
@@ -316,11 +314,6 @@ class Packing(PackJob):
         assert isinstance(source, Objects)
         return source
 
-    def _find(self, source: Objects) -> list[Shard]:
-        finder = ShardFinder(source, fetch=None)
-        self._stack.callback(finder.close)
-        return finder.find()
-
     def _of_objects(self, source: Objects) -> entries.SourceListing:
         relative = not source.is_list and source.manifest is None
         return entries.entries_of_objects(self._find(source), self._options, relative=relative)
@@ -393,8 +386,3 @@ def _check_listable(pipeline: Pipeline) -> None:
         raise ConfigError(
             "a source with read= or with stages cannot be listed", hint="pack an iterable that yields its samples"
         )
-
-
-def _has_connection(source: Any) -> bool:
-    """Return whether the source has connection options of its own; otherwise those of the call are used."""
-    return isinstance(source, Pipeline) and hasattr(source.source, "connection")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 _HTTP = ("http://", "https://")
+_STORED_NAMES = ("identity", "kind", "format", "patterns", "starts", "roots", "passed_over", "classes")
 _SHUFFLE = 0x7061636B  # "pack", so that the permutation differs from those of epochs
 
 
@@ -175,19 +176,8 @@ class PackPlan:
 
     def encode(self) -> bytes:
         """Return the plan as it is stored; equal plans give equal bytes."""
-        head = {
-            "penstock_plan": PLAN_VERSION,
-            "identity": self.identity,
-            "kind": self.kind,
-            "format": self.format,
-            "patterns": self.patterns,
-            "starts": self.starts,
-            "roots": self.roots,
-            "passed_over": self.passed_over,
-            "classes": self.classes,
-            "shards_count": len(self.shards),
-            "job": self.job,
-        }
+        head = {"penstock_plan": PLAN_VERSION, **{name: getattr(self, name) for name in _STORED_NAMES}}
+        head |= {"shards_count": len(self.shards), "job": self.job}
         lines = [json.dumps(head)]
         for shard in self.shards:
             entries = [[entry.key, [*map(self._stored, entry.members)], entry.values] for entry in shard.entries]
@@ -215,8 +205,7 @@ def decode(data: Buffer, name: str) -> PackPlan:
         shards = [_decode_shard(line) for line in lines[1:]]
         if len(shards) != head["shards_count"]:
             raise DataError(f"it has {len(shards)} of {head['shards_count']} shards", shard=name)
-        names = ("identity", "kind", "format", "patterns", "starts", "roots", "passed_over", "classes")
-        return PackPlan(**{name: head[name] for name in names}, shards=shards, job=head.get("job"))
+        return PackPlan(**{name: head[name] for name in _STORED_NAMES}, shards=shards, job=head.get("job"))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         if isinstance(error, DataError):
             raise

@@ -224,7 +224,7 @@ class ShardFile:
             while block := self._spool.read(BLOCK_WRITE_BYTES):
                 self._send(block)
         if self._compressor is not None:
-            self._store_bytes(self._compressor.finish())
+            self._store_bytes(self._compressor.flush())
         self._folder.check_run()
         self._writer.close()
         self._release()

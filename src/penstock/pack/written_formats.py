@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter, without_content
 from penstock.formats.compression import COMPRESSORS
 from penstock.formats.mds import Encoded, MdsWriter
-from penstock.formats.parquet_writer import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
+from penstock.formats.parquet import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
 from penstock.formats.tar_header import BLOCK_BYTES, headers
 from penstock.pack.fields import as_bytes
 from penstock.text.json_text import parse_json

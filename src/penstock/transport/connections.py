@@ -21,8 +21,7 @@ from penstock.system.libcurl import pycurl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.transport.head import Chunked
-    from penstock.transport.http import HttpRequest, HttpTransfer
+    from penstock.transport.http import Chunked, HttpTransfer
 
 NAME_S_MAX = 60.0
 """Seconds after which the addresses of a name are looked up again; sooner if none of them can be reached."""
@@ -110,42 +109,6 @@ class HttpConnection:
     overlong: bool = False  # whether the body is longer than its landing
     left: int = 0  # bytes left of a body that goes through HttpTransfer.take
     chunks: Chunked | None = None
-
-
-class HttpOrigins:
-    """The origins of one pool, by the authority in their URLs."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, HttpOrigin] = {}
-
-    def find(self, request: HttpRequest) -> HttpOrigin | None:
-        """Return the origin of `request`; None unless it is a plain GET or HEAD without proxy and redirects."""
-        url = request.url
-        if (
-            url[:7] != "http://"
-            or request.method not in ("GET", "HEAD")
-            or request.redirects_max
-            or request.config.proxy
-        ):
-            return None
-        slash = url.find("/", 7)
-        authority = url[7:slash] if slash > 0 else url[7:]
-        origin = self._known.get(authority)
-        if origin is None:
-            try:
-                origin = self._known[authority] = HttpOrigin(authority)
-            except ValueError:
-                return None  # libcurl will say what is wrong with it
-        return None if origin.proxied else origin
-
-    def take_oldest_idle(self) -> HttpConnection | None:
-        """Remove and return the connection that has been idle for longest; None if none is idle."""
-        idle = [origin.idle for origin in self._known.values() if origin.idle]
-        return min(idle, key=lambda each: each[0].idle_s).pop(0) if idle else None
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._known.clear()
 
 
 def _split(authority: str) -> tuple[str, int]:

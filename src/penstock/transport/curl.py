@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB, MIB
 from penstock.memory.buffers import whole_bytes
 from penstock.system.libcurl import pycurl
-from penstock.transport.head import parse_head
+from penstock.transport.http import parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ DIRECT_BYTES_MIN = 1 * MIB
 """Smallest landing in an mmap that takes the body without a Python frame per piece. An error document goes there too, and has
 to fit; it has a few hundred bytes."""
 
-_EVENTS_MAX = 256
+EVENTS_MAX = 256
 _POOLS_MAX = 16
 """Configurations whose idle libcurl handles are kept; a program may make a store, and so a configuration, for each file."""
 _WEIRD_SERVER_REPLY = 8  # a code of libcurl that pycurl 7.49 does not name
@@ -344,7 +344,7 @@ class CurlPool:
             self.due_s = None
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         while True:
-            queued, finished, failed = self._multi.info_read(_EVENTS_MAX)
+            queued, finished, failed = self._multi.info_read(EVENTS_MAX)
             for curl in finished:
                 self.finish(curl, 0, "")
             for curl, code, reason in failed:

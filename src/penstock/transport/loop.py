@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.system.libcurl import pycurl
 from penstock.transport.connections import HttpConnection
-from penstock.transport.curl import CurlPool
+from penstock.transport.curl import EVENTS_MAX, CurlPool
 from penstock.transport.http import (
     CLOSED,
     DEFECT,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 WATCH_S = 0.5
 """Seconds between two checks of the watchdog: the precision of every deadline, except that of libcurl's connections."""
 
-_EVENTS_MAX = 256
 
 log = logging.getLogger("penstock.transport")
 
@@ -242,7 +241,7 @@ class EventLoop:
         while not self._closing:
             self._start_incoming()
             timeout_s = self._sleep_s(watch_due_s)
-            events = poll(timeout_s, _EVENTS_MAX)
+            events = poll(timeout_s, EVENTS_MAX)
             self._sleeping = False
             for fd, event in events:
                 connection = plain.get(fd)
@@ -293,7 +292,7 @@ class EventLoop:
 
     def _start(self, transfer: HttpTransfer) -> None:
         self._active[transfer] = None
-        origin = self._plain.origins.find(transfer.request)
+        origin = self._plain.find_origin(transfer.request)
         if origin is None:
             self._curl.start(transfer)
             return

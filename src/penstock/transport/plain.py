@@ -26,14 +26,14 @@ from penstock.config import KIB
 from penstock.errors import StoreError
 from penstock.memory.file_landings import FileLanding, LandingFileError
 from penstock.system.libcurl import pycurl
-from penstock.transport.connections import Connector, HttpConnection, HttpOrigin, HttpOrigins
-from penstock.transport.head import Chunked, keeps, parse_head
+from penstock.transport.connections import Connector, HttpConnection, HttpOrigin
+from penstock.transport.http import Chunked, keeps, parse_head
 from penstock.types import GrowingLanding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.transport.http import HttpTransfer
+    from penstock.transport.http import HttpRequest, HttpTransfer
 
 _SCRATCH_BYTES = 16 * KIB
 """Holds a head and the beginning of a small body, which is then copied; that costs less than a page fault or system call."""
@@ -60,7 +60,6 @@ class PlainPool:
         connections_max: The most open connections, including idle ones.
 
     Attributes:
-        origins: The origins of the requests that this pool carries.
         connections: The connections that have a socket, by descriptor.
         connector: Makes the connections.
     """
@@ -76,7 +75,7 @@ class PlainPool:
     ) -> None:
         self._epoll = epoll
         self._end = end
-        self.origins = HttpOrigins()
+        self._origins: dict[str, HttpOrigin] = {}  # by the authority in URLs
         self.connections: dict[int, HttpConnection] = {}
         self.connector = Connector(
             epoll=epoll,
@@ -93,6 +92,26 @@ class PlainPool:
         self._scratch_view = memoryview(self._scratch)
         self._beyond = bytearray(4)
         self._splicer = Splicer()
+
+    def find_origin(self, request: HttpRequest) -> HttpOrigin | None:
+        """Return the origin of `request`; None unless it is a plain GET or HEAD without proxy and redirects."""
+        url = request.url
+        if (
+            url[:7] != "http://"
+            or request.method not in ("GET", "HEAD")
+            or request.redirects_max
+            or request.config.proxy
+        ):
+            return None
+        slash = url.find("/", 7)
+        authority = url[7:slash] if slash > 0 else url[7:]
+        origin = self._origins.get(authority)
+        if origin is None:
+            try:
+                origin = self._origins[authority] = HttpOrigin(authority)
+            except ValueError:
+                return None  # libcurl will say what is wrong with it
+        return None if origin.proxied else origin
 
     def start(self, transfer: HttpTransfer, origin: HttpOrigin) -> None:
         """Send the request of `transfer`.
@@ -129,7 +148,7 @@ class PlainPool:
         for connection in list(self.connections.values()):
             self._close(connection)
         self._splicer.close()
-        self.origins.clear()
+        self._origins.clear()
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -438,10 +457,10 @@ class PlainPool:
 
     def _close_idle(self) -> bool:
         """Close the connection that has been idle for longest, to make room; False if none is idle."""
-        oldest = self.origins.take_oldest_idle()
-        if oldest is not None:
-            self._close(oldest)
-        return oldest is not None
+        idle = [origin.idle for origin in self._origins.values() if origin.idle]
+        if idle:
+            self._close(min(idle, key=lambda each: each[0].idle_s).pop(0))
+        return bool(idle)
 
     def _fail(self, connection: HttpConnection, code: int, reason: str) -> None:
         transfer = connection.transfer

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.formats.example import parse_example
+from penstock.formats.tfrecord import parse_example
 from penstock.gateway.objects import S3Error
 from transformed_sources import members_of, png_of, tar_of
 from transforming import running

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.formats.example import parse_example
-from penstock.formats.tfrecord import masked_crc
+from penstock.formats.tfrecord import masked_crc, parse_example
 from penstock.gateway.config import LambdaConfig
 from penstock.gateway.objects import S3Error
 from servers.lambda_endpoint import endpoint

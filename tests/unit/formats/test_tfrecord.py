@@ -9,9 +9,8 @@ import pytest
 
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import TFRecordWriter, parser_of
-from penstock.formats.example import integers, parse_example
 from penstock.formats.parsing import RECORD_BYTES_MAX
-from penstock.formats.tfrecord import TFRecordParser, masked_crc
+from penstock.formats.tfrecord import TFRecordParser, integers, masked_crc, parse_example
 from penstock.formats.writers import encode_example
 
 GOLDEN = base64.b85decode(

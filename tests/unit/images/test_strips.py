@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from penstock.images import rgb_pixels, rgb_pixels_of_many
-from penstock.images.strips import STRIP_BYTES_MAX
+from penstock.images.codecs import STRIP_BYTES_MAX
 
 
 def png(height: int, width: int, seed: int, mode: str = "RGB") -> bytes:

@@ -9,18 +9,18 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.formats import TarParser
-from penstock.index.foreign import candidates, parse
+from penstock.index.building import foreign_keys, parse_foreign
 
 
 def bounds(data: bytes, format_name: str, size_bytes: int) -> list[int]:
-    return parse(data, format_name=format_name, size_bytes=size_bytes, name="x.idx").offsets.tolist()
+    return parse_foreign(data, format_name=format_name, size_bytes=size_bytes, name="x.idx").offsets.tolist()
 
 
 def test_candidates_lie_beside_the_shard() -> None:
     """Candidates are the shard's name with .idx after it or as its suffix; a dot in a folder's name is not a suffix."""
-    assert candidates("a/b.tar") == ("a/b.tar.idx", "a/b.idx")
-    assert candidates("b.tfrecord") == ("b.tfrecord.idx", "b.idx")
-    assert candidates("v1.0/train-00000-of-00004") == ("v1.0/train-00000-of-00004.idx",)
+    assert foreign_keys("a/b.tar") == ("a/b.tar.idx", "a/b.idx")
+    assert foreign_keys("b.tfrecord") == ("b.tfrecord.idx", "b.idx")
+    assert foreign_keys("v1.0/train-00000-of-00004") == ("v1.0/train-00000-of-00004.idx",)
 
 
 def test_tfrecord2idx() -> None:
@@ -43,9 +43,9 @@ def test_tfrecord2idx() -> None:
 def test_energon() -> None:
     """Energon has starts in multiples of 512; only the shard shows whether the last one is the end."""
     assert bounds(struct.pack("<3Q", 0, 1024, 5120), "tar", 10_240) == [0, 1024, 5120]
-    found = parse(struct.pack("<2Q", 0, 1024), format_name="tar", size_bytes=1024, name="x")
+    found = parse_foreign(struct.pack("<2Q", 0, 1024), format_name="tar", size_bytes=1024, name="x")
     assert found.last_is_end
-    assert parse(struct.pack("<2Q", 0, 512), format_name="tar", size_bytes=1024, name="x").last_is_end is None
+    assert parse_foreign(struct.pack("<2Q", 0, 512), format_name="tar", size_bytes=1024, name="x").last_is_end is None
     for wrong in ((0, 1000), (512, 1024), (0, 1024, 1024), (0, 2048, 1024), (0, 20_480)):
         with pytest.raises(DataError):
             bounds(struct.pack(f"<{len(wrong)}Q", *wrong), "tar", 10_240)

@@ -126,13 +126,11 @@ def test_lengths_have_to_agree() -> None:
         ShardIndex(ROW, keys=["a"])
 
 
-def test_keys_are_found_and_sizes_given() -> None:
-    """``find`` returns the number of a key's sample, or None; ``sizes`` are those of the extents."""
+def test_sizes_are_given() -> None:
+    """``sizes`` are those of the extents."""
     index = decode(example().encode(), "x")
-    assert [index.find(key) for key in ("a", "b/é", "c")] == [0, 1, None]
     assert index.sizes is not None
     assert index.sizes.tolist() == [512, 1536, 512]
-    assert ShardIndex(ROW).find("a") is None
     assert "3 samples, offsets, crc32c, keys" in repr(index)
     assert "count only" in repr(ShardIndex(ROW))
 

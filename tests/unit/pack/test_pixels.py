@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from penstock.errors import ConfigError, DataError
-from penstock.formats.example import parse_example
+from penstock.formats.tfrecord import parse_example
 from penstock.pack import convert
 from penstock.pack.fields import FieldSpec, cast_value, oriented, parse_fields, pixels_of, select_fields
 from transformed_sources import members_of, png_of, tar_of

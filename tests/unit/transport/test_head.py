@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.transport.head import Chunked, parse_head
+from penstock.transport.http import Chunked, parse_head
 
 
 def test_the_last_of_several_heads_counts() -> None:

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, DataError
-from penstock.formats.parquet import ParquetReader
-from penstock.formats.parquet_writer import ROW_GROUP_BYTES, ByteSink
+from penstock.formats.parquet import ROW_GROUP_BYTES, ByteSink, ParquetReader
 from penstock.formats.ranged import look_into
 from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.filters import RowFilter

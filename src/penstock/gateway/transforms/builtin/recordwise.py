@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import MIB
 from penstock.errors import ConfigError, CorruptShardError, DataError, UnsupportedFormatError
 from penstock.formats import TFRecordWriter, detect
-from penstock.formats.example import stored_features
+from penstock.formats.tfrecord import stored_features
 from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.streams import (
     PieceCollector,

@@ -150,7 +150,7 @@ def compressed(pieces: Iterable[Buffer], compression: str, level: int | None = N
     for block in blocks_of(pieces):
         if data := compressor.compress(block):
             yield data
-    yield compressor.finish()
+    yield compressor.flush()
 
 
 def decompressed(chunks: Iterable[Buffer], compression: str, *, source: str) -> Iterator[Buffer]:

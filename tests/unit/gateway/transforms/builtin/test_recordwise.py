@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bounded import run_bounded
 from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats import TFRecordWriter
-from penstock.formats.example import parse_example
+from penstock.formats.tfrecord import parse_example
 from penstock.gateway.transforms.authoring import declaration_of
 from penstock.gateway.transforms.builtin import BUILTINS
 from penstock.gateway.transforms.builtin.recordwise import jsonl_to_csv

@@ -18,7 +18,7 @@ from PIL import Image
 from bounded import run_bounded
 from penstock.checksums.crc32c import crc32c
 from penstock.errors import CorruptShardError, DataError
-from penstock.formats.example import parse_example
+from penstock.formats.tfrecord import parse_example
 from penstock.gateway.transforms.builtin.shards import tar_to_tfrecord, tfrecord_to_tar
 from transformed_sources import pieces, png_of, tar_of
 
