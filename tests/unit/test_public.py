@@ -34,9 +34,9 @@ ENGINE = ("numpy", "crc32c", "penstock.access", "penstock.cache", "penstock.comp
           "penstock.samples", "penstock.sources", "penstock.store")  # fmt: skip
 # ... and what an epoch over tar shards does without. Both lists keep what the import costs (bench/import_time.py) down.
 NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile",
-                *(f"penstock.formats.{name}" for name in ("compression", "example", "jsonl", "mds", "parquet", "writers",
-                                                          "recordio", "tfrecord", "zip")),
-                *(f"penstock.index.{name}" for name in ("building", "foreign", "manifest", "recorder", "sample_map")),
+                *(f"penstock.formats.{name}" for name in ("compression", "jsonl", "mds", "parquet", "recordio", "tfrecord",
+                                                          "writers", "zip")),
+                *(f"penstock.index.{name}" for name in ("building", "manifest", "recorder", "sample_map")),
                 *(f"penstock.loader.{name}" for name in ("batches.rebatching", "lanes.objects",
                                                          "plan.strided", "workers")),
                 "penstock.cache", "penstock.images", "penstock.samples.joins", "penstock.transport")  # fmt: skip

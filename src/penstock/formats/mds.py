@@ -27,9 +27,10 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
+from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
 from penstock.formats.sample import ITEM_BYTES, RESERVED_FIELDS, Sample, typed
 from penstock.formats.writers import ShardWriter
+from penstock.memory.buffers import byte_view
 from penstock.text.json_text import parse_json
 from penstock.types import ByteRange
 

@@ -25,9 +25,9 @@ from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_headers import ColumnChunk, Struct, bounded_reading, read_struct
-from penstock.formats.parsing import byte_view
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, RangedReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
+from penstock.memory.buffers import byte_view
 from penstock.memory.ranges import REQUEST_COST_BYTES, merged_spans
 from penstock.memory.raw_file import RawFile
 from penstock.types import ByteRange
@@ -230,8 +230,8 @@ class ParquetReader(RangedReader):
         return chunk, ByteRange(start, end)
 
     def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
-        unit, end = self.units[unit_index], 0
-        for batch in self._batches(unit_index, views) if unit.samples_count else ():
+        end = 0
+        for batch in self._batches(unit_index, views):
             begin, end = end, end + batch.num_rows
             if end > first:  # rows before `first` are decoded, but no samples are made of them
                 rows = batch.slice(max(0, first - begin))
@@ -241,8 +241,6 @@ class ParquetReader(RangedReader):
                     yield DecodedPiece(columns, 0)
                 else:
                     yield DecodedPiece(self._samples(unit_index, rows, at), rows.nbytes)
-        if end != unit.samples_count:
-            raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
 
     @property
     def metadata(self) -> Any:
@@ -261,25 +259,19 @@ class ParquetReader(RangedReader):
         Raises:
             CorruptShardError: The row group is damaged. The rows before the damage have been yielded.
         """
-        unit = self.units[unit_index]
-        if not unit.samples_count:
-            return
-        rows_count = 0
         try:
-            for batch in self._batches(unit_index, [byte_view(part) for part in parts]):
-                rows_count += batch.num_rows
-                yield batch
-            if rows_count != unit.samples_count:
-                raise ValueError(f"row group {unit_index} has {rows_count} rows, not {unit.samples_count}")
+            yield from self._batches(unit_index, [byte_view(part) for part in parts])
         except UnsupportedFormatError as error:
             error.shard = error.shard or self._shard
             raise
         except ValueError as error:
-            raise self._corrupt(str(error), unit.spans[0].start) from None
+            raise self._corrupt(str(error), self.units[unit_index].spans[0].start) from None
 
     def _batches(self, unit_index: int, views: list[memoryview]) -> Iterator[Any]:
         """Decode the wanted columns of a row group, some rows at a time."""
-        unit = self.units[unit_index]
+        unit, rows_count = self.units[unit_index], 0
+        if not unit.samples_count:
+            return
         parts = _Parts(self._size_bytes, unit.spans, views)
         chunks = self._chunks[unit_index]
         reading = bounded_reading(
@@ -297,10 +289,15 @@ class ParquetReader(RangedReader):
             batches = file.iter_batches(
                 max(1, rows_max), row_groups=[unit_index], columns=self._columns, use_threads=False
             )
-            yield from batches
+            for batch in batches:
+                rows_count += batch.num_rows
+                yield batch
         except (self._arrow.ArrowException, OSError) as error:
             why = "; ".join(str(error).splitlines())
             raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
+        if rows_count != unit.samples_count:
+            what = f"row group {unit_index} has {rows_count} rows, and not the {unit.samples_count} of the footer"
+            raise ValueError(what)
 
     def _samples(self, unit_index: int, batch: Any, first: int) -> list[Sample]:
         """Make samples of decoded rows; the first of them is row `first` of the row group."""

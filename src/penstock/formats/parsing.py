@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError, UnsupportedFormatError
+from penstock.memory.buffers import byte_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,12 +59,6 @@ def look(head: Buffer) -> str | None:
     if start.lstrip().startswith((b"<", b"{", b"[")):
         return "text (HTML, XML or JSON)"
     return None
-
-
-def byte_view(data: Buffer) -> memoryview:
-    """Return `data` as uint8[length], whatever its type."""
-    view = memoryview(data)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def feed_in_pieces(parser: Parser, data: Buffer) -> Iterator[list[Sample]]:

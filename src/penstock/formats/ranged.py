@@ -18,7 +18,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.parsing import OnCorrupt, Parser, Skipping, byte_view
+from penstock.formats.parsing import OnCorrupt, Parser, Skipping
+from penstock.memory.buffers import byte_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence

@@ -6,66 +6,37 @@ pass that is made anyway, ``Verifier`` compares ranges with their checksums, and
 
 from typing import TYPE_CHECKING
 
-from penstock.index.dataset_index import DatasetIndex
-from penstock.index.place import (
-    FOLDER,
-    EarlyIndex,
-    IndexPlace,
-    Lookup,
-    ShardLike,
-    VersionedShard,
-    beside,
-    found_beside,
-    in_directory,
-    lookup,
-    resolve,
-)
-from penstock.index.shard_index import ShardIndex, ShardRow
+from penstock.index.dataset_index import DatasetIndex as DatasetIndex
+from penstock.index.place import FOLDER as FOLDER
+from penstock.index.place import EarlyIndex as EarlyIndex
+from penstock.index.place import IndexPlace as IndexPlace
+from penstock.index.place import Lookup as Lookup
+from penstock.index.place import ShardLike as ShardLike
+from penstock.index.place import VersionedShard as VersionedShard
+from penstock.index.place import beside as beside
+from penstock.index.place import found_beside as found_beside
+from penstock.index.place import in_directory as in_directory
+from penstock.index.place import lookup as lookup
+from penstock.index.place import resolve as resolve
+from penstock.index.shard_index import ShardIndex as ShardIndex
+from penstock.index.shard_index import ShardRow as ShardRow
 from penstock.system.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from penstock.index.building import BuildListener, Built, build
-    from penstock.index.manifest import (
-        ManifestEntry,
-        is_manifest_name,
-        is_sagemaker_manifest,
-        iter_manifest,
-        read_manifest,
-        write_manifest,
-    )
-    from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
-    from penstock.index.sample_map import SampleExtent, SampleMap
-
-__all__ = [
-    "FOLDER",
-    "BuildListener",
-    "Built",
-    "DatasetIndex",
-    "EarlyIndex",
-    "IndexBuilder",
-    "IndexPlace",
-    "Lookup",
-    "ManifestEntry",
-    "SampleExtent",
-    "SampleMap",
-    "ShardIndex",
-    "ShardLike",
-    "ShardRecorder",
-    "ShardRow",
-    "Verifier",
-    "VersionedShard",
-    "beside",
-    "build",
-    "found_beside",
-    "in_directory",
-    "is_manifest_name",
-    "is_sagemaker_manifest",
-    "iter_manifest",
-    "lookup",
-    "read_manifest",
-    "resolve",
-    "write_manifest",
-]
+    from penstock.index.building import BuildListener as BuildListener
+    from penstock.index.building import Built as Built
+    from penstock.index.building import build as build
+    from penstock.index.manifest import ManifestEntry as ManifestEntry
+    from penstock.index.manifest import is_manifest_name as is_manifest_name
+    from penstock.index.manifest import is_sagemaker_manifest as is_sagemaker_manifest
+    from penstock.index.manifest import iter_manifest as iter_manifest
+    from penstock.index.manifest import read_manifest as read_manifest
+    from penstock.index.manifest import write_manifest as write_manifest
+    from penstock.index.recorder import IndexBuilder as IndexBuilder
+    from penstock.index.recorder import ShardRecorder as ShardRecorder
+    from penstock.index.recorder import Verifier as Verifier
+    from penstock.index.sample_map import SampleExtent as SampleExtent
+    from penstock.index.sample_map import SampleMap as SampleMap
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     __getattr__ = lazy_getattr(

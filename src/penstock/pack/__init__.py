@@ -27,18 +27,11 @@ if TYPE_CHECKING:
 
 _ORIGIN = {
     "convert": "converting",
-    "ADVISED_BYTES": "options",
-    "BYTES_MAX": "options",
-    "PackOptions": "options",
-    "advice": "options",
-    "Packing": "packing",
-    "pack": "packing",
-    "Packed": "recipes",
-    "PackListener": "recipes",
-    "SequenceWriter": "sequence",
-    "writer": "sequence",
-    "Verified": "verification",
-    "verify": "verification",
+    **dict.fromkeys(("ADVISED_BYTES", "BYTES_MAX", "PackOptions", "advice"), "options"),
+    **dict.fromkeys(("Packing", "pack"), "packing"),
+    **dict.fromkeys(("Packed", "PackListener"), "recipes"),
+    **dict.fromkeys(("SequenceWriter", "writer"), "sequence"),
+    **dict.fromkeys(("Verified", "verify"), "verification"),
 }
 
 __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table

@@ -224,6 +224,11 @@ def _read(value: memoryview | bytes | bytearray) -> Any:
     """Decode a field of a shard: text, a number, or a list of numbers."""
     if not isinstance(value, memoryview) or value.format in {"B", "b", "c"}:
         return bytes(value).decode("utf-8")
+    return numbers_of(value)
+
+
+def numbers_of(value: Any) -> Any:
+    """Return the numbers of an array or a view, as nested lists; a list of one number is the number."""
     numbers = value.tolist()
     return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
 

@@ -165,27 +165,24 @@ class EntriesRecipe:
     key_field: str | None = None
 
     def write(self, context: WriteContext, group: ShardGroup) -> Iterator[ShardRow]:
-        """Write the shards; see ``Recipe.write``."""
+        """Write the shards, whose samples are read ahead and in order; see ``Recipe.write``."""
         for shard in group:
-            yield self._write_shard(context, shard)
-
-    def _write_shard(self, context: WriteContext, shard: ShardPlan) -> ShardRow:
-        """Read the shard's samples ahead and in order, and write them."""
-        with ExitStack() as stack:
-            readers = _readers(context, shard, stack)
-            file = stack.enter_context(
-                ShardFile(context.folder, shard.name, format_name=self.format, key_field=self.key_field)
-            )
-            reported_count, unreported_bytes = 0, 0
-            for count, entry in enumerate(shard.entries, 1):
-                context.raise_if_stopped()
-                file.add(self._sample(context, entry, readers))
-                unreported_bytes += entry.size_bytes
-                if count - reported_count == SAMPLES_PER_REPORT or unreported_bytes >= BYTES_PER_REPORT:
-                    context.report_progress(count - reported_count, unreported_bytes)
-                    reported_count, unreported_bytes = count, 0
-            context.report_progress(len(shard.entries) - reported_count, unreported_bytes)
-            return file.close()
+            with ExitStack() as stack:
+                readers = _readers(context, shard, stack)
+                file = stack.enter_context(
+                    ShardFile(context.folder, shard.name, format_name=self.format, key_field=self.key_field)
+                )
+                reported_count, unreported_bytes = 0, 0
+                for count, entry in enumerate(shard.entries, 1):
+                    context.raise_if_stopped()
+                    file.add(self._sample(context, entry, readers))
+                    unreported_bytes += entry.size_bytes
+                    if count - reported_count == SAMPLES_PER_REPORT or unreported_bytes >= BYTES_PER_REPORT:
+                        context.report_progress(count - reported_count, unreported_bytes)
+                        reported_count, unreported_bytes = count, 0
+                context.report_progress(len(shard.entries) - reported_count, unreported_bytes)
+                row = file.close()
+            yield row
 
     def _sample(self, context: WriteContext, entry: PlanEntry, readers: dict[int, Iterator[Blob]]) -> Mapping[str, Any]:
         sample: dict[str, Any] = {"__key__": entry.key}

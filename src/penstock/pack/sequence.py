@@ -64,11 +64,8 @@ class ShardSequence:
 
     def __init__(self, destination: Destination, plan: PackPlan, options: PackOptions, *, first_number: int) -> None:
         self._destination = destination
-        self._key_field = options.key_field
-        self._pattern = plan.patterns[""]
-        self._format = plan.format
-        self._bytes_max = options.bytes_max
-        self._samples_max = options.samples_max
+        self._plan = plan
+        self._options = options
         self._number = first_number
         self._file: ShardFile | None = None
         self.rows: list[ShardRow] = []
@@ -80,21 +77,22 @@ class ShardSequence:
             DataError: The format cannot hold the sample, or it is larger than a shard.
             StoreError: Writing failed; the shard is abandoned.
         """
+        format_name, options = self._plan.format, self._options
         key = sample["__key__"]
-        sample = prepare(with_key_field(sample, self._key_field), written_format(self._format, self._key_field))
+        sample = prepare(with_key_field(sample, options.key_field), written_format(format_name, options.key_field))
         sizes = {name: _size(value) for name, value in sample.items() if name != "__key__"}
-        more = stored_bytes(key, sizes, self._format)
-        tail = tail_bytes(self._format)
-        check_sample_size(key, more + tail, self._bytes_max)
+        more = stored_bytes(key, sizes, format_name)
+        tail = tail_bytes(format_name)
+        check_sample_size(key, more + tail, options.bytes_max)
         ended = None
         if self._file is not None and (
-            self._file.offset_bytes + more + tail > self._bytes_max
-            or (self._samples_max is not None and self._file.samples_count >= self._samples_max)
+            self._file.offset_bytes + more + tail > options.bytes_max
+            or (options.samples_max is not None and self._file.samples_count >= options.samples_max)
         ):
             ended = self.end()
         if self._file is None:
-            name = self._pattern % self._number
-            self._file = ShardFile(self._destination, name, format_name=self._format, key_field=self._key_field)
+            name = self._plan.patterns[""] % self._number
+            self._file = ShardFile(self._destination, name, format_name=format_name, key_field=options.key_field)
         self._file.add(sample)
         return ended
 

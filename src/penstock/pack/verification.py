@@ -27,12 +27,12 @@ from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Unpack
 
-    from penstock.index import IndexPlace, ShardIndex, ShardLike, ShardRow
-    from penstock.index.place import Lookup
+    from penstock.index import IndexPlace, ShardIndex, ShardRow, VersionedShard
     from penstock.pipeline.factories import ConnectionOptions
+    from penstock.sources.shards import Shard
     from penstock.store import Store
 
 
@@ -181,6 +181,7 @@ def _compare(read: ShardIndex, stored: ShardIndex, url: str, *, has_keys: bool) 
         raise CorruptShardError("the keys of its samples differ from the index", shard=url)
 
 
+@boundary
 def verify(
     url: str,
     *,
@@ -212,74 +213,49 @@ def verify(
     source = shards(url, **connection).source
     assert isinstance(source, Shards)
     finder = ShardFinder(source, fetch=None)
+    problems: list[ShardProblem] = []
+    count = samples = size = 0
     try:
         listed = finder.find()
         known = lookup(listed, index_dir=index_dir)
-        if known.rows.count(None) == len(known.rows) and not len(known.place.load()):
+        place, indexed = known.place, known.place.load().rows
+        if known.rows.count(None) == len(known.rows) and not indexed:
             raise ConfigError(f"no index has the shards at {url}", hint="penstock index")
-        verified = verify_shards(listed, known, on_shard=on_shard)
-        missing = [] if is_pattern(url) else missing_shards(known, below=known.place.base_url)
-        for problem in missing:
-            on_shard(problem.url, None, problem.error)
-        return verified._replace(problems=(*verified.problems, *missing))
+        for shard, found, row in zip(listed, known.shards, known.rows, strict=True):
+            if row is None:
+                error: PenstockError | None = _unindexed(found, indexed.get(found.key))
+            else:
+                error = _checked(shard, place, row)
+            if error is not None:
+                problems.append(ShardProblem(shard.url, error))
+            elif row is not None:
+                count, samples, size = count + 1, samples + row.samples_count, size + row.size_bytes
+            on_shard(shard.url, row, error)
+        present = {found.key for found in known.shards}
+        for key in sorted(indexed.keys() - present) if not is_pattern(url) else ():
+            missing = ObjectMissingError("it is in the index, but it does not exist", url=place.base_url + key)
+            problems.append(ShardProblem(place.base_url + key, missing))
+            on_shard(place.base_url + key, None, missing)
+        return Verified(place.url, count, samples, size, tuple(problems))
     finally:
         finder.close()
 
 
-@boundary
-def verify_shards(
-    shards: Sequence[ShardLike],
-    known: Lookup,
-    *,
-    on_shard: Callable[[str, ShardRow | None, PenstockError | None], None],
-) -> Verified:
-    """Compare listed shards with an index.
-
-    Args:
-        shards: Listed shards.
-        known: Result of ``penstock.index.place`` for the shards.
-        on_shard: Called for each shard with its URL, its row, and its error; see ``verify``.
-    """
-    problems: list[ShardProblem] = []
-    count = samples = size = 0
-
-    def note(url: str, row: ShardRow | None, error: PenstockError | None) -> None:
-        if error is not None:
-            problems.append(ShardProblem(url, error))
-        on_shard(url, row, error)
-
-    for shard, found, row in zip(shards, known.shards, known.rows, strict=True):
-        if row is None:
-            older = known.place.load().rows.get(found.key)
-            error: PenstockError = (
-                DataError("it is in no index", hint="penstock index", shard=shard.url)
-                if older is None
-                else ObjectChangedError(
-                    f"it has {found.size_bytes} bytes, ETag {found.etag}; but its index says {older.size_bytes}, {older.etag}",
-                    hint="it was replaced after it was indexed; if that was intended, run `penstock index` again",
-                    url=shard.url,
-                )
-            )
-            note(shard.url, None, error)
-            continue
-        try:
-            check_shard(shard.store, known.place, row, key=shard.key)
-        except PenstockError as caught:
-            note(shard.url, row, caught)
-            continue
-        count, samples, size = count + 1, samples + row.samples_count, size + row.size_bytes
-        note(shard.url, row, None)
-    return Verified(known.place.url, count, samples, size, tuple(problems))
+def _checked(shard: Shard, place: IndexPlace, row: ShardRow) -> PenstockError | None:
+    try:
+        check_shard(shard.store, place, row, key=shard.key)
+    except PenstockError as error:
+        return error
+    return None
 
 
-def missing_shards(known: Lookup, *, below: str) -> list[ShardProblem]:
-    """Return a problem for each shard below the URL `below` that the index names and the listing lacks."""
-    listed = {found.key for found in known.shards}
-    return [
-        ShardProblem(
-            known.place.base_url + row.key,
-            ObjectMissingError("it is in the index, but it does not exist", url=known.place.base_url + row.key),
-        )
-        for key, row in sorted(known.place.load().rows.items())
-        if key not in listed and (known.place.base_url + key).startswith(below)
-    ]
+def _unindexed(found: VersionedShard, older: ShardRow | None) -> PenstockError:
+    """Return the problem of a shard whose version no index knows."""
+    url = found.shard.url
+    if older is None:
+        return DataError("it is in no index", hint="penstock index", shard=url)
+    return ObjectChangedError(
+        f"it has {found.size_bytes} bytes, ETag {found.etag}; but its index says {older.size_bytes}, {older.etag}",
+        hint="it was replaced after it was indexed; if that was intended, run `penstock index` again",
+        url=url,
+    )

@@ -16,7 +16,7 @@ from penstock.formats.compression import COMPRESSORS
 from penstock.formats.mds import Encoded, MdsWriter
 from penstock.formats.parquet import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
 from penstock.formats.tar_header import BLOCK_BYTES, headers
-from penstock.pack.fields import as_bytes
+from penstock.pack.fields import as_bytes, numbers_of
 from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -160,8 +160,7 @@ def prepare(sample: Mapping[str, Any], written: WrittenFormat) -> dict[str, Any]
 
 def _for_json(name: str, value: Any, key: str) -> Any:
     if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in {"B", "b", "c"}):
-        numbers = value.tolist()
-        return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
+        return numbers_of(value)
     if isinstance(value, bytes | bytearray | memoryview):
         try:
             return bytes(value).decode()
