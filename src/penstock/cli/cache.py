@@ -7,12 +7,12 @@ import json
 import re
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, print_message, print_record, print_result
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes, parse_bytes
 
@@ -102,15 +102,10 @@ def warm(
     with CacheProgress("bytes", as_json=as_json) as progress:
         done = _fill(url, config, connection.options(), accesses, progress)
     seconds = progress.seconds
-    if as_json:
-        print(
-            json.dumps(
-                {"url": public_url(url), "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}
-            )
-        )
-    else:
-        fetched = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-        print_result(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{fetched}: {config.path}")
+    values = {"url": public_url(url), "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}
+    fetched = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
+    text = f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{fetched}: {config.path}"
+    print_record(values, text, as_json=as_json)
     if done.refused_count:
         print_message(f"penstock: {done.refused_count} blocks were not kept, because the limit or the disk is full")
     if done.evicted_bytes:
@@ -133,12 +128,9 @@ def verify(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
 
     with CacheProgress("bytes", as_json=as_json) as progress:
         entries_count, corrupt_count = check(path, progress=progress.advance)
-    if as_json:
-        print(json.dumps({"path": path, "entries_count": entries_count, "corrupt_count": corrupt_count}))
-    else:
-        print_result(
-            f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else "")
-        )
+    values = {"path": path, "entries_count": entries_count, "corrupt_count": corrupt_count}
+    removed = " and removed" if corrupt_count else ""
+    print_record(values, f"{path}: {entries_count} entries, {corrupt_count} corrupt{removed}", as_json=as_json)
     if corrupt_count:
         raise typer.Exit(1)
 
@@ -155,11 +147,8 @@ def clear(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
     from penstock.cache.maintenance import clear as empty
 
     removed_bytes = empty(path)
-    print(
-        json.dumps({"path": path, "removed_bytes": removed_bytes})
-        if as_json
-        else f"{format_bytes(removed_bytes)} removed"
-    )
+    values = {"path": path, "removed_bytes": removed_bytes}
+    print_record(values, f"{format_bytes(removed_bytes)} removed", as_json=as_json)
 
 
 @cache.command()
@@ -179,10 +168,8 @@ def trim(
     from penstock.cache.maintenance import trim as shrink
 
     removed_count, removed_bytes = shrink(path, parse_bytes(size, option="SIZE"))
-    if as_json:
-        print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
-    else:
-        print_result(f"{removed_count} entries, {format_bytes(removed_bytes)} removed")
+    values = {"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}
+    print_record(values, f"{removed_count} entries, {format_bytes(removed_bytes)} removed", as_json=as_json)
 
 
 def _fill(
@@ -247,18 +234,10 @@ class CacheProgress(ProgressReport):
         super().__init__(as_json=as_json)
         self._unit = unit
 
-    def columns(self) -> list[Any]:
-        """Return a bar, what is counted, and the elapsed time."""
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            TimeElapsedColumn,
-            TransferSpeedColumn,
-        )
-
-        bytes_columns = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-        return [BarColumn(), *(bytes_columns if self._unit == "bytes" else [MofNCompleteColumn()]), TimeElapsedColumn()]
+    @property
+    def shown(self) -> tuple[str, ...]:  # type: ignore[override]
+        """A bar, what is counted, and the elapsed time."""
+        return ("Bar", *(("Download", "TransferSpeed") if self._unit == "bytes" else ("MofNComplete",)), "TimeElapsed")
 
     def expect(self, total: int | None) -> None:
         """Set the total; None if it is unknown."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock.cli import EXIT_UNCHECKED
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, option
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, print_message, print_record, print_result, time_text
 from penstock.errors import CheckpointError, ConfigError
 from penstock.text.sizes import format_bytes
 
@@ -47,7 +45,7 @@ def ls(url: str = RUN_URL, *, as_json: bool = AS_JSON, connection: ConnectionGro
     with Checkpoints(url, **connection.options()) as checkpoints:
         infos = checkpoints.all()
         for info in infos:
-            print_result(json.dumps(_as_json(checkpoints, info)) if as_json else _as_text(info))
+            print_record(_as_json(checkpoints, info), _as_text(info), as_json=as_json)
             if info.problem is not None and not as_json:
                 print_message(f"penstock: {info.name or url}: {info.problem}")
         if not any(info.usable for info in infos):
@@ -214,7 +212,7 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 def _report_removed(removed: list[Any], name: str, *, as_json: bool) -> None:
     for each in removed:
-        print_result(json.dumps({"action": "removed", name: each}) if as_json else f"removed {name} {each}")
+        print_record({"action": "removed", name: each}, f"removed {name} {each}", as_json=as_json)
     if not removed:
         print_message("penstock: there was nothing to remove")
 
@@ -223,7 +221,7 @@ def _as_text(info: CheckpointInfo) -> str:
     step = "" if info.step is None else str(info.step)
     ranks = "" if info.world_size is None else f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
     size = format_bytes(info.size_bytes)
-    return f"{step:>12}  {info.status:10}  {size:>10}  {ranks:>10}  {_moment(info) or '':20}  {info.name}".rstrip()
+    return f"{step:>12}  {info.status:10}  {size:>10}  {ranks:>10}  {time_text(info.saved_s) or '':20}  {info.name}".rstrip()
 
 
 def _as_json(checkpoints: Checkpoints, info: CheckpointInfo) -> dict[str, Any]:
@@ -234,25 +232,15 @@ def _as_json(checkpoints: Checkpoints, info: CheckpointInfo) -> dict[str, Any]:
         "size_bytes": info.size_bytes,
         "files": info.files_count,
         "world_size": info.world_size,
-        "saved": _moment(info),
+        "saved": time_text(info.saved_s),
         "problem": info.problem,
     }
-
-
-def _moment(info: CheckpointInfo) -> str | None:
-    if info.saved_s is None:
-        return None
-    return datetime.fromtimestamp(info.saved_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class VerifyReport(ProgressReport):
     """The report of ``checkpoint verify``: a bar of the bytes that were read, and a line for each checkpoint."""
 
-    def columns(self) -> list[Any]:
-        """Return a bar, the bytes, their rate, and the elapsed time."""
-        from rich.progress import BarColumn, DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
-
-        return [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
+    shown = ("Bar", "Download", "TransferSpeed", "TimeElapsed")
 
     def begin(self, step: int) -> None:
         """The checkpoint of a step is verified next."""

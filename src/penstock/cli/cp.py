@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -279,6 +279,8 @@ class CopyReport(ProgressReport):
         deletes: Whether objects are deleted too.
     """
 
+    shown = ("Spinner", "TimeElapsed")
+
     def __init__(self, *, as_json: bool, dry_run: bool, deletes: bool = False) -> None:
         super().__init__(as_json=as_json, has_bar=not dry_run, flushes=False)
         self._dry_run = dry_run
@@ -286,12 +288,6 @@ class CopyReport(ProgressReport):
         self._plan: CopyPlan | None = None
         self.moved_count = self.skipped_count = self.failed_count = self.deleted_count = 0
         self.moved_bytes = self.skipped_bytes = self._arrived_bytes = 0
-
-    def columns(self) -> list[Any]:
-        """Return a spinner and the elapsed time."""
-        from rich.progress import SpinnerColumn, TimeElapsedColumn
-
-        return [SpinnerColumn(), TimeElapsedColumn()]
 
     def set_plan(self, plan: CopyPlan) -> None:
         """Report the events of this plan."""
@@ -314,9 +310,8 @@ class CopyReport(ProgressReport):
         """Count bytes that arrived."""
         self._arrived_bytes += size_bytes
         if self.has_bar:
-            rate = self._arrived_bytes / max(1e-9, self.seconds)
             text = f"{self.moved_count} copied, {self.skipped_count} there already, {format_bytes(self._arrived_bytes)}"
-            self.update(description=f"{text}, {format_bytes(rate)}/s")
+            self.update(description=f"{text}, {self.rate(self._arrived_bytes)}")
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -361,8 +356,7 @@ class CopyReport(ProgressReport):
         """Print the summary."""
         if self.as_json:
             deleted = {"deleted": self.deleted_count} if self._deletes else {}
-            self.print_json(
-                action="summary",
+            self.print_summary(
                 dry_run=self._dry_run,
                 copied=self.moved_count,
                 copied_bytes=self.moved_bytes,
@@ -370,13 +364,12 @@ class CopyReport(ProgressReport):
                 skipped_bytes=self.skipped_bytes,
                 **deleted,
                 failed=self.failed_count,
-                seconds=round(self.seconds, 3),
             )
             return
         verb = "would be copied" if self._dry_run else "copied"
         text = f"{self.moved_count} {verb} ({format_bytes(self.moved_bytes)}), {self.skipped_count} there already"
         text += f", {self.deleted_count} {'would be ' if self._dry_run else ''}deleted" if self._deletes else ""
-        rate = f", {format_bytes(self.moved_bytes / max(self.seconds, 1e-9))}/s" if not self._dry_run else ""
+        rate = f", {self.rate(self.moved_bytes)}" if not self._dry_run else ""
         failed = f", {self.failed_count} failed" if self.failed_count else ""
         print_message(f"{text}{failed}, {self.seconds:.1f} s{rate}")
 

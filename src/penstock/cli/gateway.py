@@ -22,7 +22,6 @@ from penstock.gateway.config import (
     Setting,
     WebhookConfig,
     declared_settings,
-    flag_of,
     flags_of,
 )
 
@@ -45,12 +44,12 @@ def options_of(kind: type, *paths: str) -> OptionGroup:
 
 
 def _option_of(path: str, hint: Any, declared: Setting) -> tuple[Any, Any]:
-    names = (flag_of(path, declared),)
+    name, _, metavar = declared.flag.partition(" ")
     if hint is bool:
-        return bool, flag(declared.help, names=names)
+        return bool, flag(declared.help, names=(name,))
     choices = get_args(hint) if get_origin(hint) is Literal else ()
     kind: Any = int if hint is int and "_bytes" not in path else list[str] if get_origin(hint) is Mapping else str
-    return kind | None, option(declared.metavar or "|".join(choices), declared.help, names=names)
+    return kind | None, option(metavar or "|".join(choices), declared.help, names=(name,))
 
 
 _CONNECTION = "upstream_options."
@@ -237,11 +236,11 @@ def _values(kind: type, given: Given) -> dict[str, Any]:
     """Return the values of settings, by their paths, for what their flags were given."""
     from penstock.gateway.serving.toml_file import flag_value
 
-    settings = declared_settings(kind)
+    settings, flags = declared_settings(kind), flags_of(kind)
     return {
         path: dict(map(_argument, value))
         if path == "arguments"
-        else flag_value(path, settings[path][0], value, flag_of(path, settings[path][1]))
+        else flag_value(path, settings[path][0], value, flags[path])
         for path, value in given.items()
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import typer
 
 from penstock.cli.gateway import CONFIG_FILE, KEEPING, TRANSFORM, UPSTREAM, make_config
 from penstock.cli.options import AS_JSON, Given, argument, expand_groups, flag, option
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, print_message, print_record
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes, parse_bytes, parse_seconds
@@ -101,17 +100,13 @@ class FillReport(ProgressReport):
         errors: Results that could not be made.
     """
 
+    shown = ("Bar", "MofNComplete", "Rate", "TimeRemaining")
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self.errors: list[Filled] = []
         self._counts = {"made": 0, "copied": 0, "present": 0, "left-out": 0, "failed": 0}
         self._made_bytes = 0
-
-    def columns(self) -> list[Any]:
-        """Return a bar, the rate and the time left."""
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-        return [BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
 
     def planned(self, results_count: int, source_bytes: int) -> None:
         """So many results are to be made or found."""
@@ -124,7 +119,7 @@ class FillReport(ProgressReport):
         self._made_bytes += result.size_bytes
         if result.error:
             self.errors.append(result)
-        self.update(advance=1, rate=f"{format_bytes(self._made_bytes / max(self.seconds, 1e-9))}/s")
+        self.update(advance=1, rate=self.rate(self._made_bytes))
         fields = {"error": result.error} if result.error else {"etag": result.etag, "size_bytes": result.size_bytes}
         self.print_json(action=result.outcome, point=result.source.point, key=result.source.key, **fields)
 
@@ -133,7 +128,7 @@ class FillReport(ProgressReport):
         counts = self._counts
         if self.as_json:
             figures = {name.replace("-", "_"): count for name, count in counts.items()}
-            self.print_json(action="summary", **figures, size_bytes=self._made_bytes, seconds=round(self.seconds, 3))
+            self.print_summary(**figures, size_bytes=self._made_bytes)
             return
         words = [f"{counts['made'] + counts['copied']} results made, {format_bytes(self._made_bytes)}"]
         names = {
@@ -181,7 +176,7 @@ def ls(
     made = _config(config, upstream, transform=transform, keeping=keeping)
     contents = read_contents(made, place=place)
     for each in contents.holdings:
-        print_result(json.dumps(_fields(each)) if as_json else _text(each))
+        print_record(_fields(each), _text(each), as_json=as_json)
     total_bytes = sum(each.size_bytes for each in contents.holdings)
     print_message(f"{len(contents.holdings)} results, {format_bytes(total_bytes)}")
     if contents.leftovers:
@@ -231,13 +226,11 @@ def gc(
         collect(made, collection)
     for each, reason in collection.removals:
         fields = {"action": action, "reason": reason, **_fields(each)}
-        print_result(json.dumps(fields) if as_json else f"{_text(each)}: {reason}")
+        print_record(fields, f"{_text(each)}: {reason}", as_json=as_json)
     for left in collection.leftovers:
         values = {"action": action, "reason": "a leftover", "place": "results", "object": left.key}
-        if as_json:
-            print_result(json.dumps({**values, "size_bytes": left.size_bytes}))
-        else:
-            print_result(f"results {format_bytes(left.size_bytes):>11}  {left.key}: a leftover")
+        text = f"results {format_bytes(left.size_bytes):>11}  {left.key}: a leftover"
+        print_record({**values, "size_bytes": left.size_bytes}, text, as_json=as_json)
     count, all_count = len(collection.removals), len(contents.holdings)
     done = "removed" if remove else "would remove"
     leftovers = f" and {len(collection.leftovers)} leftovers" if collection.leftovers else ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import typer
 
@@ -14,7 +12,6 @@ from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores
 from penstock.cli.output import ProgressReport, print_message
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.redaction import public_url
-from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,16 +69,12 @@ def index(
 class IndexReport(ProgressReport):
     """The report of ``index``; a ``penstock.index.BuildListener``."""
 
+    shown = ("Bar", "Download", "TransferSpeed", "TimeElapsed")
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self._counts = dict.fromkeys(("known", "footer", "idx", "read"), 0)
         self._read_bytes = 0
-
-    def columns(self) -> list[Any]:
-        """Return a bar, the bytes, the rate and the elapsed time."""
-        from rich.progress import BarColumn, DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
-
-        return [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
         """Set the number of shards and bytes to read."""
@@ -108,10 +101,8 @@ class IndexReport(ProgressReport):
 
     def end(self, built: Built) -> None:
         """Print the summary."""
-        seconds = self.seconds
         if self.as_json:
-            self.print_json(
-                action="summary",
+            self.print_summary(
                 index=built.url,
                 shards=len(built.dataset),
                 samples=built.dataset.samples_count,
@@ -119,17 +110,16 @@ class IndexReport(ProgressReport):
                 failed=len(built.failed),
                 skipped_samples=sum(count for _, count in built.skipped),
                 read_bytes=self._read_bytes,
-                seconds=round(seconds, 3),
             )
             return
         how = [f"{count} {_WORDS[how]}" for how, count in self._counts.items() if count]
         text = f"{built.dataset.samples_count} samples in {len(built.dataset)} shards ({', '.join(how)})"
-        rate = f", {format_bytes(self._read_bytes / max(seconds, 1e-9))}/s" if self._read_bytes else ""
+        rate = f", {self.rate(self._read_bytes)}" if self._read_bytes else ""
         failed = f", {len(built.failed)} failed" if built.failed else ""
         if built.skipped:
             skipped = sum(count for _, count in built.skipped)
             failed += f", {skipped} corrupt samples in {len(built.skipped)} shards left out"
-        print_message(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}")
+        print_message(f"{text}{failed}, {self.seconds:.1f} s{rate}: {built.url}")
 
 
 _WORDS = {"known": "known already", "footer": "by their footers", "idx": "by their .idx", "read": "read"}
@@ -216,44 +206,31 @@ def verify(
     from penstock.errors import UncheckedError
     from penstock.pack.verification import verify as verify_url
 
-    start_s = time.monotonic()
+    report = ProgressReport(as_json=as_json, has_bar=False)
 
     def on_shard(shard_url: str, row: ShardRow | None, error: PenstockError | None) -> None:
-        if as_json:
-            samples = None if row is None else row.samples_count
-            action = "unchecked" if isinstance(error, UncheckedError) else "failed" if error else "verified"
-            line = {"action": action, "shard": shard_url, "samples": samples}
-            line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
-            print(json.dumps(line), flush=True)
-        elif error is not None and not isinstance(error, UncheckedError):  # unchecked shards are counted in one line
+        action = "unchecked" if isinstance(error, UncheckedError) else "failed" if error else "verified"
+        failure = {} if error is None else {"error": type(error).__name__, "message": str(error)}
+        report.print_json(action=action, shard=shard_url, samples=row and row.samples_count, **failure)
+        if action == "failed" and not as_json:  # unchecked shards are counted in one line
             print_message(f"penstock: {shard_url}: {error}")
 
-    found = verify_url(
-        url,
-        index_dir=index_dir,
-        on_shard=on_shard,
-        **connection.options(),
-    )
-    seconds = time.monotonic() - start_s
+    found = verify_url(url, index_dir=index_dir, on_shard=on_shard, **connection.options())
     if as_json:
-        summary = {
-            "action": "summary",
-            "index": found.url,
-            "shards": found.shards_count,
-            "samples": found.samples_count,
-            "size_bytes": found.size_bytes,
-            "failed": len(found.failed),
-            "unchecked": len(found.unchecked),
-            "seconds": round(seconds, 3),
-        }
-        print(json.dumps(summary))
+        report.print_summary(
+            index=found.url,
+            shards=found.shards_count,
+            samples=found.samples_count,
+            size_bytes=found.size_bytes,
+            failed=len(found.failed),
+            unchecked=len(found.unchecked),
+        )
     else:
         failed = f", {len(found.failed)} failed" if found.failed else ""
         failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
-        rate = format_bytes(found.size_bytes / max(seconds, 1e-9))
         print_message(
             f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
-            f"{seconds:.1f} s, {rate}/s: {found.url}",
+            f"{report.seconds:.1f} s, {report.rate(found.size_bytes)}: {found.url}",
         )
         if found.unchecked:
             url, error = found.unchecked[0]

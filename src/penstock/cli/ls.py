@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import chain, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag, option
-from penstock.cli.output import print_result
+from penstock.cli.output import print_record, time_text
 from penstock.cli.selection import FilterGroup, KeyFilter, Selection, nothing_left
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.text.patterns import is_pattern
@@ -59,7 +57,7 @@ def ls(
             for info in _objects(location, recursive=recursive):
                 if key_filter.takes(info.key[len(folder) :].rstrip("/")):
                     shown_count += 1
-                    print_result(_as_json(location, info) if as_json else _as_text(info, human=human))
+                    _print(location, info, human=human, as_json=as_json)
                 else:
                     left_out_count += 1
         except ObjectMissingError:
@@ -67,7 +65,7 @@ def ls(
                 raise
             matching = Selection(stores, url, filters)
             for info in matching:
-                print_result(_as_json(matching.location, info) if as_json else _as_text(info, human=human))
+                _print(matching.location, info, human=human, as_json=as_json)
             matching.check_found()
         if left_out_count and not shown_count:
             raise nothing_left(left_out_count, location.url)
@@ -77,9 +75,9 @@ def _print_buckets(stores: Stores, key_filter: KeyFilter, *, as_json: bool) -> N
     for bucket in stores.buckets():
         name = bucket.key.removesuffix("/")
         if key_filter.takes(name):
-            created = _moment(bucket)
+            created = time_text(bucket.last_modified_s)
             line = {"bucket": name, "url": f"s3://{name}/", "created": created}
-            print_result(json.dumps(line) if as_json else f"{'':>12}  {created or '':20}  s3://{name}/")
+            print_record(line, f"{'':>12}  {created or '':20}  s3://{name}/", as_json=as_json)
 
 
 def _objects(location: StoreLocation, *, recursive: bool) -> Iterator[ObjectInfo]:
@@ -106,31 +104,15 @@ def _objects(location: StoreLocation, *, recursive: bool) -> Iterator[ObjectInfo
     yield from chain([first], [second] if second is not None else [], found)
 
 
-def _as_text(info: ObjectInfo, *, human: bool) -> str:
+def _print(location: StoreLocation, info: ObjectInfo, *, human: bool, as_json: bool) -> None:
+    values: dict[str, Any] = {"key": info.key, "url": location.store.describe(info.key)}
+    time, size = time_text(info.last_modified_s), ""
     if info.is_prefix:
-        return f"{'':>12}  {'':20}  {info.key}"
-    size = format_bytes(info.size_bytes) if human else str(info.size_bytes)
-    return f"{size:>12}  {_moment(info) or '':20}  {info.key}"
-
-
-def _as_json(location: StoreLocation, info: ObjectInfo) -> str:
-    if info.is_prefix:
-        return json.dumps({"key": info.key, "url": location.store.describe(info.key), "is_prefix": True})
-    return json.dumps(
-        {
-            "key": info.key,
-            "url": location.store.describe(info.key),
-            "size_bytes": info.size_bytes,
-            "etag": info.etag,
-            "last_modified": _moment(info),
-        }
-    )
-
-
-def _moment(info: ObjectInfo) -> str | None:
-    if info.last_modified_s is None:
-        return None
-    return datetime.fromtimestamp(info.last_modified_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        values["is_prefix"] = True
+    else:
+        values |= {"size_bytes": info.size_bytes, "etag": info.etag, "last_modified": time}
+        size = format_bytes(info.size_bytes) if human else str(info.size_bytes)
+    print_record(values, f"{size:>12}  {'' if info.is_prefix else time or '':20}  {info.key}", as_json=as_json)
 
 
 @expand_groups
@@ -166,12 +148,11 @@ def du(
         for folder in [*sorted(sums)[1:], ""]:
             size_bytes, count = sums[folder]
             key = selection.prefix + folder
-            if as_json:
-                described = selection.location.store.describe(key)
-                print_result(json.dumps({"key": key, "url": described, "size_bytes": size_bytes, "objects": count}))
-            else:
-                size = format_bytes(size_bytes) if human else str(size_bytes)
-                print_result(f"{size:>12}  {count:>9}  {key or selection.location.url}")
+            described = selection.location.store.describe(key)
+            values = {"key": key, "url": described, "size_bytes": size_bytes, "objects": count}
+            size = format_bytes(size_bytes) if human else str(size_bytes)
+            text = f"{size:>12}  {count:>9}  {key or selection.location.url}"
+            print_record(values, text, as_json=as_json)
 
 
 PIPE_BYTES = 1 << 20

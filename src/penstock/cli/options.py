@@ -245,13 +245,7 @@ class Stores:
         """Iterate over the buckets at the endpoint, see ``penstock.compose.list_buckets``."""
         from penstock.compose import list_buckets
 
-        connection = self.connection
-        return list_buckets(
-            endpoint_url=connection.endpoint_url,
-            region=connection.region,
-            profile=connection.profile,
-            anonymous=connection.anonymous,
-        )
+        return list_buckets(**self.connection.options())  # type: ignore[misc]  # of the options, a group sets four
 
     def locate(self, url: str) -> StoreLocation:
         """Return the store and the key that `url` names.

@@ -6,17 +6,31 @@ import json
 import logging
 import sys
 import time
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, redirect_stdout
-from typing import Any, Self
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from penstock.errors import PenstockError
 from penstock.redaction import printable, public_text
+from penstock.text.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def print_result(line: str) -> None:
     """Print one line of a command's result on stdout. On a terminal, control characters are escaped."""
     sys.stdout.write((printable(line) if sys.stdout.isatty() else line) + "\n")
+
+
+def print_record(values: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Print one line of a command's result on stdout: `values` as JSON, or the text."""
+    print_result(json.dumps(values) if as_json else text)
+
+
+def time_text(seconds: float | None) -> str | None:
+    """Return a time in seconds since 1970 as a UTC text, e.g. ``2026-01-02T03:04:05Z``; None for None."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def print_message(line: str) -> None:
@@ -40,14 +54,19 @@ class PrintableFormatter(logging.Formatter):
         return printable(public_text(super().format(record)), lines=True)
 
 
-class ProgressReport(ABC):
+class ProgressReport:
     """Counts, prints and shows progress; each command adds its events and its summary. A context manager.
 
     Args:
         as_json: Whether to print JSON lines on stdout; there is no bar then.
         has_bar: Whether to show a bar on a terminal.
         flushes: Whether each JSON line is flushed; for a line per small object, that costs more than the line.
+
+    Attributes:
+        shown: Names of rich's columns in the bar after the description, and ``Rate`` for what ``update(rate=...)`` says.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("Bar", "TimeElapsed")
 
     def __init__(self, *, as_json: bool, has_bar: bool = True, flushes: bool = True) -> None:
         self.as_json = as_json
@@ -82,9 +101,15 @@ class ProgressReport(ABC):
         if bar is not None:
             bar.stop()
 
-    @abstractmethod
     def columns(self) -> list[Any]:
         """Return the columns that rich shows after the description."""
+        from rich import progress
+
+        made = {
+            "Download": progress.DownloadColumn(binary_units=True),
+            "Rate": progress.TextColumn("{task.fields[rate]}"),
+        }
+        return [made.get(name) or getattr(progress, f"{name}Column")() for name in self.shown]
 
     @property
     def has_bar(self) -> bool:
@@ -100,6 +125,14 @@ class ProgressReport(ABC):
         """Change what the bar shows: ``advance``, ``total``, ``description``, or a field of a column."""
         if self._bar is not None:
             self._bar.update(self._task, **values)
+
+    def rate(self, size_bytes: int) -> str:
+        """Return how many bytes a second these are, counted from the beginning of the work."""
+        return f"{format_bytes(size_bytes / max(self.seconds, 1e-9))}/s"
+
+    def print_summary(self, **values: Any) -> None:
+        """Print the last JSON line, with the seconds since the work began."""
+        self.print_json(action="summary", **values, seconds=round(self.seconds, 3))
 
     def print_json(self, **values: Any) -> None:
         """Print one JSON line if the report is for machines."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, function_of, option
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, print_message, print_record
 from penstock.errors import ConfigError
 from penstock.text.sizes import format_bytes, parse_bytes
 
@@ -307,11 +307,8 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         row: dict[str, Any] = {"action": "planned", "shard": shard.name}
         row |= {"samples": len(shard.entries)} if counted else {"sources": [entry.key for entry in shard.entries]}
         row["size_bytes"] = size_bytes = shard.size_bytes or shard.source_bytes
-        if as_json:
-            print(json.dumps(row))
-        else:
-            what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
-            print_result(f"{what} {format_bytes(size_bytes):>10}  {shard.name}")
+        what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
+        print_record(row, f"{what} {format_bytes(size_bytes):>10}  {shard.name}", as_json=as_json)
     summary = {
         "action": "plan",
         "destination": url,
@@ -332,18 +329,14 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
 class PackReport(ProgressReport):
     """The report of ``pack`` and ``convert``; a ``penstock.pack.PackListener``."""
 
+    shown = ("Bar", "Rate", "TimeRemaining")
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self._samples = 0
         self._bytes = 0
         self._verified = 0
         self._goal_bytes = 0  # the bar counts bytes if the number of samples is unknown
-
-    def columns(self) -> list[Any]:
-        """Return a bar, the samples, the rate and the time left."""
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
-        return [BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
         """This much is left to do."""
@@ -358,9 +351,8 @@ class PackReport(ProgressReport):
         self._samples += samples_count
         self._bytes += source_bytes
         if self.has_bar:
-            rate = format_bytes(self._bytes / max(self.seconds, 1e-9))
             advance = source_bytes if self._goal_bytes else samples_count
-            self.update(advance=advance, rate=f"{self._samples} samples, {rate}/s")
+            self.update(advance=advance, rate=f"{self._samples} samples, {self.rate(self._bytes)}")
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
         """A shard is finished."""
@@ -373,10 +365,8 @@ class PackReport(ProgressReport):
 
     def end(self, packed: Packed) -> None:
         """Print the summary."""
-        seconds = self.seconds
         if self.as_json:
-            self.print_json(
-                action="summary",
+            self.print_summary(
                 destination=packed.url,
                 shards=len(packed.rows),
                 shards_written=packed.shards_written,
@@ -384,17 +374,16 @@ class PackReport(ProgressReport):
                 size_bytes=packed.size_bytes,
                 verified=self._verified,
                 passed_over=packed.passed_over,
-                seconds=round(seconds, 3),
             )
             return
         known = len(packed.rows) - packed.shards_written
         words = f" ({known} were there)" if known else ""
         words += f", {self._verified} verified" if self._verified else ""
         words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
-        rate = f", {format_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
+        rate = f", {self.rate(self._bytes)}" if self._bytes else ""
         print_message(
             f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
-            f"{format_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
+            f"{format_bytes(packed.size_bytes)}, {self.seconds:.1f} s{rate}: {packed.url}",
         )
 
 

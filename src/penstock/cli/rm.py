@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
 from penstock.cli.output import ProgressReport, print_message, print_result
@@ -119,12 +119,6 @@ class RemoveReport(ProgressReport):
         self._dry_run = dry_run
         self._count = 0
 
-    def columns(self) -> list[Any]:
-        """Return a bar and the elapsed time."""
-        from rich.progress import BarColumn, TimeElapsedColumn
-
-        return [BarColumn(), TimeElapsedColumn()]
-
     def removed(self, url: str) -> None:
         """`url` was removed, or would be."""
         self._count += 1
@@ -136,8 +130,6 @@ class RemoveReport(ProgressReport):
     def end(self) -> None:
         """Print the summary."""
         if self.as_json:
-            self.print_json(
-                action="summary", dry_run=self._dry_run, removed=self._count, seconds=round(self.seconds, 3)
-            )
+            self.print_summary(dry_run=self._dry_run, removed=self._count)
         else:
             print_message(f"{self._count} {'would be removed' if self._dry_run else 'removed'}, {self.seconds:.1f} s")

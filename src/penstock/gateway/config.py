@@ -23,8 +23,7 @@ class Setting:
     such as ``"4GiB"``, and for one that ends with ``_s`` or ``_s_max`` a duration such as ``"90s"``.
 
     Attributes:
-        flag: Flag of the setting; empty if it has none, or if it is its name with dashes.
-        metavar: What stands for the value in the help text of the flag.
+        flag: Flag of the setting, with what stands for its value in the help text, e.g. ``--keys FILE``; empty if it has none.
         help: Help text of the flag; empty if another setting or the command has it.
         low: Smallest number; None if it is no number, or has no bounds.
         high: Largest number; None for no bound.
@@ -37,7 +36,6 @@ class Setting:
     """
 
     flag: str = ""
-    metavar: str = ""
     help: str = ""
     low: float | None = None
     high: float | None = None
@@ -82,13 +80,8 @@ def declared_settings(kind: type) -> dict[str, tuple[Any, Setting]]:
 
 
 def flags_of(kind: type) -> dict[str, str]:
-    """Return the flags of a config's settings by their paths."""
-    return {path: flag for path, (_, each) in declared_settings(kind).items() if (flag := flag_of(path, each))}
-
-
-def flag_of(path: str, declared: Setting) -> str:
-    """Return the flag of a setting; empty if it has none."""
-    return declared.flag or (declared.help and f"--{path.rpartition('.')[2].replace('_', '-')}")
+    """Return the names of the flags of a config's settings by their paths."""
+    return {path: each.flag.split()[0] for path, (_, each) in declared_settings(kind).items() if each.flag}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,26 +108,16 @@ class LambdaConfig:
     """
 
     handler: str = setting(
-        flag="--lambda",
-        metavar="MODULE:HANDLER",
+        flag="--lambda MODULE:HANDLER",
         help="An AWS Lambda handler of S3 Object Lambda, unchanged.",
         pattern=r"[\w./-]+[.:]\w+",
         what="is not module.function or module:function",
     )
     code_dir: str = setting(
-        ".",
-        flag="--lambda-dir",
-        metavar="DIR",
-        help="Folder with the handler's module; default: this one.",
-        path="folder",
-        hint="it is not created",
+        ".", flag="--lambda-dir DIR", help="Folder with the handler's module; default: this one.", path="folder"
     )
     python: str | None = setting(
-        None,
-        flag="--lambda-python",
-        metavar="PATH",
-        help="Interpreter that has the handler's dependencies.",
-        path="any",
+        None, flag="--lambda-python PATH", help="Interpreter that has the handler's dependencies.", path="any"
     )
     memory_bytes_max: int = setting(1 * GIB, flag="--memory", low=64 * MIB)
     time_s_max: float = setting(60.0, flag="--timeout", low=0, high=900, opened=True)
@@ -162,8 +145,7 @@ class WebhookConfig:
     """
 
     url: str = setting(
-        flag="--webhook",
-        metavar="URL",
+        flag="--webhook URL",
         help="A webhook in MinIO's dialect that transforms objects.",
         pattern=r"https?://.*",
         what="is not an http:// or https:// URL",
@@ -226,37 +208,30 @@ class AccessPoint:
         read_write: Whether clients may change objects; allowed only without a transform.
     """
 
-    name: str = setting(metavar="NAME", help="Name of the bucket that clients see; default: the upstream's.")
+    name: str = setting(flag="--name NAME", help="Name of the bucket that clients see; default: the upstream's.")
     upstream: str = setting(
-        metavar="URL",
-        help="What is served: s3://bucket/prefix/, a directory, https://...",
-        path="url",
-        hint="it is not created",
+        flag="--upstream URL", help="What is served: s3://bucket/prefix/, a directory, https://...", path="url"
     )
     upstream_options: Mapping[str, object] = field(default_factory=dict)
-    transform: str = setting("", metavar="NAME", help="A built-in transform (tar2tfrecord, ...) or module:function.")
+    transform: str = setting(
+        "", flag="--transform NAME", help="A built-in transform (tar2tfrecord, ...) or module:function."
+    )
     folder: str = setting(".", path="any")
     handler: LambdaConfig | None = setting(None, flag="--lambda")
     webhook: WebhookConfig | None = setting(None, flag="--webhook")
     arguments: Mapping[str, str] = setting(
-        factory=dict,
-        flag="--argument",
-        metavar="NAME=VALUE",
-        help="An argument of the transform; may be repeated.",
+        factory=dict, flag="--argument NAME=VALUE", help="An argument of the transform; may be repeated."
     )
     version: str = setting(
-        "",
-        flag="--version-tag",
-        metavar="TEXT",
-        help="Part of the results' ETags: changing it makes all results again.",
+        "", flag="--version-tag TEXT", help="Part of the results' ETags: changing it makes all results again."
     )
     deterministic: bool | None = None
     epoch: str = ""
     length: Literal["auto", "stream", "spool"] = setting(
-        "auto", help="Send the first byte at once, or the length first."
+        "auto", flag="--length", help="Send the first byte at once, or the length first."
     )
     list_sizes: Literal["transform", "known-only", "source"] = setting(
-        "transform", help="What listings do about sizes that are not known yet."
+        "transform", flag="--list-sizes", help="What listings do about sizes that are not known yet."
     )
     renamed_suffixes: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
@@ -264,20 +239,21 @@ class AccessPoint:
     account: str = setting("000000000000", pattern=r"[0-9]{12}", what="must have 12 digits", hint="e.g. 000000000000")
     time_s_max: float = setting(
         300.0,
-        flag="--timeout",
-        metavar="TIME",
+        flag="--timeout TIME",
         help="Longest time for one result, e.g. 90s, 5min.",
         low=0,
         high=DAY_S,
         opened=True,
     )
     memory_bytes_max: int = setting(
-        4 * GIB, flag="--memory", metavar="SIZE", help="Memory of one transform process, e.g. 2GiB.", low=64 * MIB
+        4 * GIB, flag="--memory SIZE", help="Memory of one transform process, e.g. 2GiB.", low=64 * MIB
     )
     output_bytes_max: int = setting(1024 * GIB, low=1)
-    processes: int = setting(0, metavar="N", help="Transform processes; default: one per processor.", low=0, high=1024)
+    processes: int = setting(
+        0, flag="--processes N", help="Transform processes; default: one per processor.", low=0, high=1024
+    )
     calls_max: int = setting(0, low=0)
-    read_write: bool = setting(False, help="Let clients change objects; only without a transform.")
+    read_write: bool = setting(False, flag="--read-write", help="Let clients change objects; only without a transform.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +292,9 @@ class GatewayLimits:
         body_bytes_max: Largest body, in bytes, of a request that is not streamed to a store, e.g. a list of keys.
     """
 
-    connections_max: int = setting(4096, metavar="N", help="Open connections of one process.", low=1, high=1_000_000)
+    connections_max: int = setting(
+        4096, flag="--connections-max N", help="Open connections of one process.", low=1, high=1_000_000
+    )
     header_bytes_max: int = setting(16 * KIB, low=1 * KIB, high=1 * MIB)
     header_s_max: float = setting(20.0, low=0, high=DAY_S, opened=True)
     idle_s_max: float = setting(75.0, low=0, high=DAY_S, opened=True)
@@ -362,15 +340,15 @@ class GatewayConfig:
     """
 
     access_points: tuple[AccessPoint, ...] = ()
-    directory: str = setting("", flag="--upstream", path="folder", hint="it is not created")
+    directory: str = setting("", flag="--upstream", path="folder")
     read_write: bool = setting(False, flag="--read-write")
-    host: str = setting("127.0.0.1", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+    host: str = setting("127.0.0.1", flag="--host ADDRESS", help="Address to listen on; default 127.0.0.1.")
     port: int = setting(
-        9000, metavar="PORT", help="Port to listen on; default 9000, 0 takes a free one.", low=0, high=65535
+        9000, flag="--port PORT", help="Port to listen on; default 9000, 0 takes a free one.", low=0, high=65535
     )
     domain: str = setting(
         "",
-        metavar="NAME",
+        flag="--domain NAME",
         help="Domain whose subdomains are buckets, e.g. s3.example.com.",
         pattern=r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,62})(?:\.[a-z0-9-]{1,63})*(?::[0-9]{1,5})?",
         what="is not a host name",
@@ -378,46 +356,41 @@ class GatewayConfig:
     )
     region: str = setting(
         "",
-        metavar="NAME",
+        flag="--region NAME",
         help="Region that signatures must name; default: any.",
         pattern=REGION,
         what="is not a region",
         hint="e.g. us-east-1; empty accepts all",
     )
-    workers: int = setting(1, metavar="N", help="Processes that share the port; default 1.", low=1, high=256)
-    cache: str = setting("", metavar="PATH:SIZE", help="The node's cache, or none; default 10GB below ~/.cache.")
+    workers: int = setting(1, flag="--workers N", help="Processes that share the port; default 1.", low=1, high=256)
+    cache: str = setting("", flag="--cache PATH:SIZE", help="The node's cache, or none; default 10GB below ~/.cache.")
     metadata_ttl_s: float = setting(
-        0.0,
-        flag="--metadata-ttl",
-        metavar="TIME",
-        help="Time for which versions are not checked again; default 0.",
-        low=0,
+        0.0, flag="--metadata-ttl TIME", help="Time for which versions are not checked again; default 0.", low=0
     )
     results: str = setting(
-        "",
-        metavar="URL",
-        help="Prefix that keeps finished results for all gateways.",
-        path="url",
-        hint="it is not created",
+        "", flag="--results URL", help="Prefix that keeps finished results for all gateways.", path="url"
     )
     results_options: Mapping[str, Any] = field(default_factory=dict)
-    tls_certificate: str = setting("", metavar="FILE", help="Certificate chain in PEM; SIGHUP reloads it.", path="file")
-    tls_key: str = setting("", metavar="FILE", help="Key of the certificate.", path="file")
+    tls_certificate: str = setting(
+        "", flag="--tls-certificate FILE", help="Certificate chain in PEM; SIGHUP reloads it.", path="file"
+    )
+    tls_key: str = setting("", flag="--tls-key FILE", help="Key of the certificate.", path="file")
     presigned_version_2: bool = True
     keys_file: str = setting(
         "",
-        flag="--keys",
-        metavar="FILE",
+        flag="--keys FILE",
         help="File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS.",
         path="file",
         hint="lines such as ACCESS:SECRET:ro",
     )
-    log_format: Literal["lines", "json"] = setting("lines", help="Form of the log on stderr.")
+    log_format: Literal["lines", "json"] = setting("lines", flag="--log-format", help="Form of the log on stderr.")
     cpu_affinity: Literal["auto", "one", "all"] = setting(
-        "auto", help="Whether a process stays on one processor; auto: unless an upstream is read by TLS."
+        "auto",
+        flag="--cpu-affinity",
+        help="Whether a process stays on one processor; auto: unless an upstream is read by TLS.",
     )
     status: Literal["loopback", "metrics", "everyone"] = setting(
-        "loopback", help="Who may see /-/metrics and the page /-/."
+        "loopback", flag="--status", help="Who may see /-/metrics and the page /-/."
     )
     cors_origins: tuple[str, ...] = setting(
         (),
@@ -427,8 +400,7 @@ class GatewayConfig:
     )
     drain_s_max: float = setting(
         30.0,
-        flag="--drain-timeout",
-        metavar="TIME",
+        flag="--drain-timeout TIME",
         help="Time for transfers under way at the end; default 30s.",
         low=0,
         high=DAY_S,

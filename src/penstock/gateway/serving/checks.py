@@ -109,7 +109,7 @@ def _check_path(path: str, declared: Setting, name: str) -> None:
     if declared.path == "file" and not Path(path).is_file():
         raise ConfigError(f"{name}: {path} is not a file", hint=declared.hint or None)
     if (declared.path == "folder" or (declared.path == "url" and "://" not in path)) and not Path(path).is_dir():
-        raise ConfigError(f"{name}: {path} is not a directory", hint=declared.hint or None)
+        raise ConfigError(f"{name}: {path} is not a directory", hint="it is not created")
 
 
 def _check_cache(config: GatewayConfig) -> None:
