@@ -497,8 +497,8 @@ def again(work: Work) -> Work:
 def warm(root: Path, sizes: Sizes, options: Any) -> None:
     """Read what a cache in memory holds, beside the same files read locally.
 
-    "Copied" and "passthrough" are the stored files through the FUSE session without a cache: no mount with copies, and none
-    with passthrough, can be faster. The second reading in a mount is that of a second epoch, which finds the kernel's pages.
+    "Copied" is the stored files through the FUSE session without a cache: no mount that copies can be faster. The second
+    reading in a mount is that of a second epoch, which finds the kernel's pages.
     """
     small = keys_of("small", sizes.small_count)
     cases: dict[str, tuple[str, Work]] = {
@@ -512,7 +512,7 @@ def warm(root: Path, sizes: Sizes, options: Any) -> None:
         with Origin(root) as origin:
             clients = [
                 Mount("penstock", "penstock", ["--cache", "{cache}:8GB"]), Mount("rclone", "rclone", FULL), Local(),
-                Mount("copied", "folder", ["copied"]), Mount("passthrough", "folder", ["passthrough"]),
+                Mount("copied", "folder", []),
             ]  # fmt: skip
             with taking_turns(f"warm cache, {case}", origin, clients, options) as run:
                 compared(run, work)
@@ -521,8 +521,7 @@ def warm(root: Path, sizes: Sizes, options: Any) -> None:
                     Row(f"warm, {case} : local files", local, *local_limits),
                     Row(f"warm, {case} : rclone", peer, *peer_limits),
                 ]
-                for name in ("copied", "passthrough"):
-                    rows.append(Row(f"{name}, {case} : local files", run.ratios(metric, name, "local files"), 0, 1))
+                rows.append(Row(f"copied, {case} : local files", run.ratios(metric, "copied", "local files"), 0, 1))
                 run.report(rows)
 
 

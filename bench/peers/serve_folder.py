@@ -1,9 +1,8 @@
 """A folder in memory, mounted by penstock's FUSE session: what a mount could reach at most. bench/mount.py measures it.
 
-Usage: serve_folder.py DIRECTORY FOLDER copied|passthrough
+Usage: serve_folder.py DIRECTORY FOLDER
 
-``copied`` reads a file into a buffer, writes that to the kernel, and does nothing else. With ``passthrough``, the kernel reads
-the file itself, and the session only answers what opens it; this needs Linux 6.9 and root.
+It reads a file into a buffer, writes that to the kernel, and does nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from serve_memory import MIB, BenchFileSystem, serve
 
 from penstock.mount.fuse.answering import KernelReply
-from penstock.mount.fuse.session import FuseSession
 
 
 class FolderFileSystem(BenchFileSystem):
@@ -50,38 +48,9 @@ class FolderFileSystem(BenchFileSystem):
         reply.ok()
 
 
-class PassthroughFileSystem(FolderFileSystem):
-    """The same, but the kernel reads the files."""
-
-    session: FuseSession
-
-    def __init__(self, root: Path) -> None:
-        self.backings: dict[int, int] = {}  # by node: all who have it open must name the same file
-        super().__init__(root)
-
-    def open(self, inode: int, flags: int, reply: KernelReply) -> None:
-        backing = self.backings.get(inode)
-        if backing is None:
-            file = os.open(self.files[inode], os.O_RDONLY | os.O_CLOEXEC)
-            backing = self.session.open_backing(file)
-            os.close(file)
-            if backing is None:
-                raise OSError("this system has no passthrough")
-            self.backings[inode] = backing
-        reply.opened(inode, backing=backing)
-
-    def release(self, handle: int, reply: KernelReply) -> None:
-        reply.ok()
-
-
 def main() -> None:
-    directory, root, kind = sys.argv[1:]
-    if kind == "copied":
-        serve(directory, FolderFileSystem(Path(root)), MIB).run()
-    else:
-        file_system = PassthroughFileSystem(Path(root))
-        file_system.session = serve(directory, file_system, MIB)
-        file_system.session.run()
+    directory, root = sys.argv[1:]
+    serve(directory, FolderFileSystem(Path(root)), MIB).run()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -50,7 +49,6 @@ class MemoryFileSystem:
         self.children: dict[int, list[tuple[bytes, int]]] = {}
         self.held: list[tuple[KernelReply, Any]] = []
         self.handles: set[int] = set()
-        self.backing: dict[str, int] = {}
         self.closed = False
         self._next = ROOT_INODE
         self._add(tree)
@@ -94,7 +92,7 @@ class MemoryFileSystem:
             self.held.append((reply, inode))
             return
         self.handles.add(inode)
-        reply.opened(inode, keeps_cache=True, backing=self.backing.get(self._name(inode), 0))
+        reply.opened(inode, keeps_cache=True)
 
     def read(self, handle: int, offset: int, length_bytes: int, reply: KernelReply) -> None:
         name = self._name(handle)
@@ -228,17 +226,6 @@ def main(directory: str) -> None:
             say(alive=thread.is_alive(), closed=file_system.closed)
         elif command == "forget":
             say(names=session.forget_names())
-        elif command == "back":
-            with tempfile.TemporaryFile() as file:
-                file.write(b"of the backing file")
-                file.flush()
-                number = session.open_backing(file.fileno())
-            if number is not None:
-                file_system.backing["small.txt"] = number
-            say(backing=number)
-        elif command == "drop":
-            session.close_backing(file_system.backing.pop("small.txt"))
-            say()
         elif command == "fork":
             child = os.fork()
             if child == 0:

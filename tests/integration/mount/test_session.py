@@ -319,18 +319,6 @@ def test_direct_reads(served: ServedMount) -> None:
     assert program.wait(TIME_S_MAX) == -signal.SIGKILL
 
 
-def test_reading_past_the_session(served: ServedMount) -> None:
-    """With a backing file, the kernel reads from that file: no READ arrives; afterwards the session is asked again."""
-    if served.tell("back")["backing"] is None:
-        pytest.skip("needs root, and a kernel with FUSE passthrough (Linux 6.9)")
-    assert served.run("head", "-c", "19", "small.txt").stdout == "of the backing file"
-    assert "READ" not in served.tell("statistics")["requests"]
-    served.tell("drop")
-    _wait_until(lambda: served.tell("statistics")["handles"] == 0)
-    assert served.run("head", "-c", "19", "small.txt").stdout.encode(errors="replace")[:1] != b"o"
-    assert served.tell("statistics")["requests"]["READ"] > 0
-
-
 def test_a_killed_process_leaves_a_stale_mount(served: ServedMount) -> None:
     """After ``kill -9`` programs get ``ENOTCONN`` at once; the stale mount is found and removed, and mounting works again."""
     program = subprocess.Popen(["cat", served.directory / "hangs"], stderr=subprocess.DEVNULL)

@@ -6,7 +6,6 @@ A program that is killed while it waits for a reply can die only when it gets on
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import signal
@@ -71,14 +70,6 @@ class Device:
             OSError: Nobody waits for it (``ENOENT``), the connection has ended, or the message is refused.
         """
         os.writev(self._number, message)
-
-    def control(self, number: int, argument: bytes) -> int:
-        """Call ioctl(2) on the device, and return its result.
-
-        Raises:
-            OSError: The system refuses, or the connection has ended (``ENOTTY``).
-        """
-        return int(fcntl.ioctl(self._number, number, bytearray(argument)))  # with bytes, it would not return the number
 
     def close(self) -> None:
         """End the connection: programs that wait get ``ECONNABORTED``, and later ones ``ENOTCONN``."""
@@ -235,11 +226,8 @@ class KernelReply:
         self._outbox.send(self, [replies.attributes(self.unique, attributes, lifetime_s)])
 
     @_answers_in_any_case
-    def opened(self, handle: int, *, keeps_cache: bool = False, is_direct: bool = False, backing: int = 0) -> bool:
-        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file, `is_direct` goes past them.
-
-        With the number of a `backing` file (``FuseSession.open_backing``), the kernel reads from that file and sends no READ.
-        While a node is open in this way, it cannot be opened in another one, nor the other way round: programs get ``EIO``.
+    def opened(self, handle: int, *, keeps_cache: bool = False) -> bool:
+        """Reply to OPEN and OPENDIR; `keeps_cache` keeps the kernel's pages of the file.
 
         For a directory, `keeps_cache` lets the kernel remember its entries, and use those that it remembers. Returns False if
         the kernel no longer waited: the handle is not open, and will not be released.
@@ -247,11 +235,7 @@ class KernelReply:
         flags = OpenFlag.KEEP_CACHE.value if keeps_cache else 0
         if self.operation == Operation.OPENDIR:
             flags = flags and flags | OpenFlag.CACHE_DIR.value
-        elif backing:
-            flags = OpenFlag.PASSTHROUGH.value
-        elif is_direct:
-            flags |= OpenFlag.DIRECT_IO.value
-        return self._outbox.send(self, [replies.opened(self.unique, handle, flags, backing)])
+        return self._outbox.send(self, [replies.opened(self.unique, handle, flags)])
 
     @_answers_in_any_case
     def data(self, pieces: Sequence[Buffer]) -> None:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import errno_of
 from penstock.mount.fuse.answering import KernelReply, operation_name
@@ -17,7 +17,6 @@ from penstock.mount.fuse.protocol import (
     WITHOUT_REPLY,
     MalformedRequestError,
     Operation,
-    OtherRequest,
     RequestHeader,
 )
 
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.mount.fuse.answering import Outbox
-    from penstock.mount.fuse.protocol import (
-        BatchForgetRequest,
-        ForgetRequest,
-        GetExtendedRequest,
-        ListExtendedRequest,
-        NameRequest,
-        OpenRequest,
-        ReadRequest,
-        ReleaseRequest,
-    )
 
 REFUSED: dict[int, int] = {
     **dict.fromkeys(MODIFYING, errno.EROFS),
@@ -98,7 +87,7 @@ class Dispatcher:
         outbox: Sends the replies.
 
     Attributes:
-        handlers: Functions of the header and the body, by operation; the session adds its own.
+        handlers: Functions of the header and the values in the body, by operation; the session adds its own.
         counts: Number of requests by operation.
     """
 
@@ -107,22 +96,27 @@ class Dispatcher:
         self._outbox = outbox
         self._logged: set[tuple[int, type[Exception]]] = set()
         self.counts: Counter[int] = Counter()
-        self.handlers: dict[int, Callable[[RequestHeader, Any], None]] = {
-            Operation.LOOKUP: self._look_up,
-            Operation.FORGET: self._forget,
+        files = file_system
+        self.handlers: dict[int, Callable[..., None]] = {
+            Operation.LOOKUP: lambda header, name: files.look_up(header.inode, name, self._reply(header)),
+            Operation.FORGET: lambda header, count: files.forget(header.inode, count),
             Operation.BATCH_FORGET: self._forget_batch,
-            Operation.GETATTR: self._get_attributes,
+            Operation.GETATTR: lambda header: files.get_attributes(header.inode, self._reply(header)),
             Operation.OPEN: self._open,
             Operation.READ: self._read,
-            Operation.RELEASE: self._release,
-            Operation.OPENDIR: self._open_directory,
+            Operation.RELEASE: lambda header, handle: files.release(handle, self._reply(header)),
+            Operation.OPENDIR: lambda header: files.open_directory(header.inode, self._reply(header)),
             Operation.READDIR: self._read_directory,
             Operation.READDIRPLUS: self._read_directory,
-            Operation.RELEASEDIR: self._release_directory,
-            Operation.STATFS: self._get_statistics,
-            Operation.GETXATTR: self._get_extended,
-            Operation.LISTXATTR: self._list_extended,
-            Operation.DESTROY: self._destroy,
+            Operation.RELEASEDIR: lambda header, handle: files.release_directory(handle, self._reply(header)),
+            Operation.STATFS: lambda header: files.get_statistics(self._reply(header)),
+            Operation.GETXATTR: lambda header, room_bytes, name: files.get_extended_attribute(
+                header.inode, name, self._reply(header, room_bytes)
+            ),
+            Operation.LISTXATTR: lambda header, room_bytes: files.list_extended_attributes(
+                header.inode, self._reply(header, room_bytes)
+            ),
+            Operation.DESTROY: lambda header: self._reply(header).ok(),
         }
 
     def dispatch(self, message: memoryview) -> None:
@@ -135,9 +129,11 @@ class Dispatcher:
         operation = header.operation
         self.counts[operation] += 1
         try:
-            parse = PARSERS.get(operation, OtherRequest.parse)
-            body = parse(message[HEADER.size : len(message) - 8 * header.extension_words])
-            self.handlers.get(operation, self._refuse)(header, body)
+            parse, handle = PARSERS.get(operation), self.handlers.get(operation, self._refuse)
+            if parse is None:
+                handle(header)
+            else:
+                handle(header, *parse(message[HEADER.size : len(message) - 8 * header.extension_words]))
         except Exception as error:
             self._failed(header, error)
 
@@ -163,54 +159,23 @@ class Dispatcher:
         if reply is not None:
             reply.error(errno_of(error))
 
-    def _refuse(self, header: RequestHeader, _body: OtherRequest) -> None:
+    def _refuse(self, header: RequestHeader, *_: object) -> None:
         if header.operation not in WITHOUT_REPLY:
             self._reply(header).error(REFUSED.get(header.operation, errno.ENOSYS))
 
-    def _look_up(self, header: RequestHeader, body: NameRequest) -> None:
-        self._file_system.look_up(header.inode, body.name, self._reply(header))
-
-    def _forget(self, header: RequestHeader, body: ForgetRequest) -> None:
-        self._file_system.forget(header.inode, body.references)
-
-    def _forget_batch(self, _header: RequestHeader, body: BatchForgetRequest) -> None:
-        for inode, count in body.forgotten:
+    def _forget_batch(self, _: RequestHeader, *forgotten: tuple[int, int]) -> None:
+        for inode, count in forgotten:
             self._file_system.forget(inode, count)
 
-    def _get_attributes(self, header: RequestHeader, _body: OtherRequest) -> None:
-        self._file_system.get_attributes(header.inode, self._reply(header))
-
-    def _open(self, header: RequestHeader, body: OpenRequest) -> None:
+    def _open(self, header: RequestHeader, flags: int) -> None:
         reply = self._reply(header)
-        if body.flags & os.O_ACCMODE != os.O_RDONLY or body.flags & os.O_TRUNC:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             reply.error(errno.EROFS)
         else:
-            self._file_system.open(header.inode, body.flags, reply)
+            self._file_system.open(header.inode, flags, reply)
 
-    def _read(self, header: RequestHeader, body: ReadRequest) -> None:
-        handle, offset, length_bytes = body
+    def _read(self, header: RequestHeader, handle: int, offset: int, length_bytes: int) -> None:
         self._file_system.read(handle, offset, length_bytes, self._reply(header, length_bytes))
 
-    def _release(self, header: RequestHeader, body: ReleaseRequest) -> None:
-        self._file_system.release(body.handle, self._reply(header))
-
-    def _open_directory(self, header: RequestHeader, _body: OpenRequest) -> None:
-        self._file_system.open_directory(header.inode, self._reply(header))
-
-    def _read_directory(self, header: RequestHeader, body: ReadRequest) -> None:
-        self._file_system.read_directory(body.handle, body.offset, self._reply(header, body.length_bytes))
-
-    def _release_directory(self, header: RequestHeader, body: ReleaseRequest) -> None:
-        self._file_system.release_directory(body.handle, self._reply(header))
-
-    def _get_statistics(self, header: RequestHeader, _body: OtherRequest) -> None:
-        self._file_system.get_statistics(self._reply(header))
-
-    def _get_extended(self, header: RequestHeader, body: GetExtendedRequest) -> None:
-        self._file_system.get_extended_attribute(header.inode, body.name, self._reply(header, body.room_bytes))
-
-    def _list_extended(self, header: RequestHeader, body: ListExtendedRequest) -> None:
-        self._file_system.list_extended_attributes(header.inode, self._reply(header, body.room_bytes))
-
-    def _destroy(self, header: RequestHeader, _body: OtherRequest) -> None:
-        self._reply(header).ok()
+    def _read_directory(self, header: RequestHeader, handle: int, offset: int, room_bytes: int) -> None:
+        self._file_system.read_directory(handle, offset, self._reply(header, room_bytes))

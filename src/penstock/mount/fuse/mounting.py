@@ -1,13 +1,17 @@
-"""Mounting and unmounting: as root by system calls, otherwise by ``fusermount3``."""
+"""Mounting and unmounting: as root by system calls, otherwise by ``fusermount3`` of the package fuse3."""
 
 from __future__ import annotations
 
+import array
+import ctypes
 import errno
 import logging
 import os
 import shlex
 import shutil
+import socket
 import stat
+import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from penstock.config import KIB
 from penstock.errors import ConfigError
-from penstock.mount.fuse import fusermount, system_calls
 from penstock.mount.fuse.watching import KIND, Watcher, find_mount
 
 if TYPE_CHECKING:
@@ -30,7 +33,25 @@ _CONTAINER = (
     "in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN "
     "and, with AppArmor, --security-opt apparmor=unconfined"
 )
-_FLAGS = system_calls.READ_ONLY | system_calls.NO_SET_USER_ID | system_calls.NO_DEVICES | system_calls.NO_ACCESS_TIMES
+_FLAGS = 1 | 2 | 4 | 1024  # MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME
+_DETACH, _NO_FOLLOW = 2, 8
+
+PROGRAM = "fusermount3"
+PROGRAM_S_MAX = 30.0
+"""Longest time that the program may take. It makes a few system calls."""
+
+_INSTALL = "install the package fuse3 (apt install fuse3; dnf install fuse3), or mount as root"
+_HINTS = {
+    "user_allow_other": "have root add the line user_allow_other to /etc/fuse.conf, or leave allow_other out",
+    "fuse device not found": "load the kernel's module as root: modprobe fuse; in a container: --device /dev/fuse",
+    "failed to open /dev/fuse": "in a container, start it with --device /dev/fuse and --cap-add SYS_ADMIN",
+    "Operation not permitted": (
+        "fusermount3 must belong to root with mode 4755; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
+    ),
+    "no write access": "choose a directory that belongs to you",
+    "too many FUSE filesystems": "unmount some, or have root raise mount_max in /etc/fuse.conf",
+    "busy": "end the programs that use it, or unmount lazily",
+}
 
 _log = logging.getLogger("penstock")
 _DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
@@ -234,7 +255,8 @@ def _mount_as_root(path: str, options: MountOptions) -> int:
     if options.allow_other:
         words.append("allow_other")
     try:
-        system_calls.mount(path, source=options.source, kind=KIND, flags=_FLAGS, options=",".join(words))
+        source, target = os.fsencode(options.source), os.fsencode(path)
+        _system_call("mount", path, source, target, KIND.encode(), ctypes.c_ulong(_FLAGS), ",".join(words).encode())
     except OSError as error:
         os.close(descriptor)
         advice = _CONTAINER if error.errno in (errno.EPERM, errno.EACCES) else None
@@ -247,15 +269,28 @@ def _mount_as_user(path: str, options: MountOptions) -> int:
     words = ["ro", "nosuid", "nodev", "noatime", f"fsname={escaped}", "subtype=penstock", "default_permissions"]
     if options.allow_other:
         words.append("allow_other")
-    return fusermount.mount(path, options=words)
+    ours, its = socket.socketpair()
+    with ours:
+        with its:
+            process = _started([PROGRAM, "-o", ",".join(words), "--", path], its)
+        ours.settimeout(PROGRAM_S_MAX)
+        try:
+            descriptor = _received(ours)
+        except TimeoutError:
+            process.kill()
+            descriptor = None
+        _, said = process.communicate()
+    if descriptor is None:
+        raise _refused(f"{path} cannot be mounted", said)
+    return descriptor
 
 
 def _unmount(path: str, *, is_lazy: bool) -> None:
     if os.geteuid() != 0:
-        fusermount.unmount(path, is_lazy=is_lazy)
+        _unmount_as_user(path, is_lazy=is_lazy)
         return
     try:
-        system_calls.unmount(path, flags=system_calls.NO_FOLLOW | (system_calls.DETACH if is_lazy else 0))
+        _system_call("umount2", path, os.fsencode(path), ctypes.c_int(_NO_FOLLOW | (_DETACH if is_lazy else 0)))
     except OSError as error:
         hint = (
             "end the programs that use it (fuser -m lists them), or unmount lazily"
@@ -263,6 +298,65 @@ def _unmount(path: str, *, is_lazy: bool) -> None:
             else None
         )
         raise ConfigError(f"{path} cannot be unmounted: {error.strerror}", hint=hint) from None
+
+
+def _unmount_as_user(path: str, *, is_lazy: bool) -> None:
+    process = _started([PROGRAM, "-u", *(["-z"] if is_lazy else []), "--", path])
+    try:
+        _, said = process.communicate(timeout=PROGRAM_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, said = process.communicate()
+    if process.returncode:
+        raise _refused(f"{path} cannot be unmounted", said)
+
+
+def _started(command: list[str], its: socket.socket | None = None) -> subprocess.Popen[str]:
+    if shutil.which(PROGRAM) is None:
+        raise ConfigError(f"{PROGRAM} is not installed", hint=_INSTALL)
+    given = {} if its is None else {"_FUSE_COMMFD": str(its.fileno())}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | given | {"LC_ALL": "C"},
+        pass_fds=() if its is None else (its.fileno(),),
+    )
+
+
+def _received(ours: socket.socket) -> int | None:
+    """Receive the descriptor that the program sends; None if it ended without one."""
+    size = array.array("i").itemsize
+    _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(size))
+    numbers = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % size])
+    if not numbers:
+        return None
+    os.set_inheritable(numbers[0], False)
+    return numbers[0]
+
+
+def _refused(what: str, said: str) -> ConfigError:
+    """The error that says what the program printed, with what helps."""
+    reason = "; ".join(line.removeprefix(f"{PROGRAM}: ") for line in said.strip().splitlines())
+    hint = next((hint for text, hint in _HINTS.items() if text in reason), None)
+    return ConfigError(f"{what}: {reason or f'{PROGRAM} gave no reason'}", hint=hint)
+
+
+def _system_call(name: str, path: str, *arguments: object) -> None:
+    """Call ``mount`` or ``umount2``, which Python does not have.
+
+    Raises:
+        OSError: The system refuses; ``EBUSY`` if files are open and ``_DETACH`` is not among the flags.
+    """
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
 
 
 def _watcher(entry: MountEntry) -> Watcher | None:
@@ -276,7 +370,7 @@ def _watcher(entry: MountEntry) -> Watcher | None:
 
 def _unmount_command(path: str) -> list[str]:
     """The command by which a shell unmounts."""
-    program = shutil.which(fusermount.PROGRAM)
+    program = shutil.which(PROGRAM)
     if program is not None:
         return [program, "-u", "-z", "-q", "--", path]
     return ["umount", "-l", "--", path]

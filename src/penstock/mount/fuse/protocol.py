@@ -1,4 +1,4 @@
-"""The kernel's FUSE protocol: its numbers, and its requests as records. Pure.
+"""The kernel's FUSE protocol: its numbers, and how its requests are read. Pure.
 
 Numbers are those of ``linux/fuse.h``, versions 7.31 (Linux 5.4) to 7.45 (Linux 6.18). All numbers in messages have the byte
 order of the machine, and all fields are aligned without the compiler's help.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from penstock.types import Buffer
 
@@ -126,28 +127,18 @@ class Feature(IntFlag):
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22
     INIT_EXT = 1 << 30
-    DIRECT_IO_ALLOW_MMAP = 1 << 36
-    PASSTHROUGH = 1 << 37
 
 
 class OpenFlag(IntFlag):
     """What the reply to OPEN and OPENDIR may say."""
 
-    DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
     CACHE_DIR = 1 << 3
-    PASSTHROUGH = 1 << 7
-
-
-BACKING_OPEN = 0x4010_E501
-BACKING_CLOSE = 0x4004_E502
-"""Numbers of the ioctl calls on ``/dev/fuse`` that register a file for ``OpenFlag.PASSTHROUGH``, and forget it again."""
 
 
 class Notification(IntEnum):
     """What the file system may tell the kernel without being asked."""
 
-    INVALIDATE_INODE = 2
     INCREMENT_EPOCH = 8
 
 
@@ -158,16 +149,14 @@ EPOCH_MINOR_MIN = 44
 HEADER = struct.Struct("=IIQQIII2H")
 _INIT = struct.Struct("=IIII")
 _INIT_EXTENDED = struct.Struct("=I44x")
-_FORGET = struct.Struct("=Q")
+_FORGET = struct.Struct("=Q")  # references to the header's node that the kernel has dropped
 _FORGET_COUNT = struct.Struct("=I4x")
 _FORGET_ONE = struct.Struct("=QQ")
-_OPEN = struct.Struct("=I4x")
-_READ = struct.Struct("=QQI4x8x8x")
-_RELEASE = struct.Struct("=Q16x")
-_GET_EXTENDED = struct.Struct("=I4x")
-_INTERRUPT = struct.Struct("=Q")
-
-_INIT_EXT_FLAG = 1 << 30
+_OPEN = struct.Struct("=I4x")  # flags of open(2), without those that the kernel handles itself
+_READ = struct.Struct("=QQI4x8x8x")  # handle, first byte or entry, number of bytes or room for entries
+_RELEASE = struct.Struct("=Q16x")  # handle
+_GET_EXTENDED = struct.Struct("=I4x")  # room for the value or the names; 0 asks for their length
+_INTERRUPT = struct.Struct("=Q")  # number of the request whose program has received a signal
 
 
 class MalformedRequestError(ValueError):
@@ -218,219 +207,62 @@ class RequestHeader(NamedTuple):
         return header
 
 
-class InitRequest(NamedTuple):
-    """INIT: what the kernel offers.
-
-    Attributes:
-        major: Version of the protocol.
-        minor: Minor version of the protocol.
-        read_ahead_bytes_max: Longest read-ahead of the kernel.
-        features: Bits of ``Feature`` that the kernel knows.
-    """
-
-    major: int
-    minor: int
-    read_ahead_bytes_max: int
-    features: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> InitRequest:
-        """Read the body of INIT, with the upper half of the features if the kernel sent it."""
-        if len(body) < _INIT.size:
-            raise MalformedRequestError(f"INIT has {len(body)} bytes")
-        major, minor, read_ahead_bytes_max, features = _INIT.unpack_from(body)
-        if features & _INIT_EXT_FLAG and len(body) >= _INIT.size + _INIT_EXTENDED.size:
-            features |= _INIT_EXTENDED.unpack_from(body, _INIT.size)[0] << 32
-        return cls(major, minor, read_ahead_bytes_max, features)
+def _parse_init(body: memoryview) -> tuple[int, int, int, int]:
+    """Return major and minor version, the kernel's longest read-ahead in bytes, and all bits of ``Feature`` that it knows."""
+    if len(body) < _INIT.size:
+        raise MalformedRequestError(f"INIT has {len(body)} bytes")
+    major, minor, read_ahead_bytes_max, features = _INIT.unpack_from(body)
+    if features & Feature.INIT_EXT and len(body) >= _INIT.size + _INIT_EXTENDED.size:
+        features |= _INIT_EXTENDED.unpack_from(body, _INIT.size)[0] << 32
+    return major, minor, read_ahead_bytes_max, features
 
 
-class NameRequest(NamedTuple):
-    """LOOKUP: the name of an entry of a directory.
-
-    Attributes:
-        name: The name, without the NUL that ends it.
-    """
-
-    name: bytes
-
-    @classmethod
-    def parse(cls, body: memoryview) -> NameRequest:
-        """Read a name that ends with NUL."""
-        return cls(_name(body))
+def _parse_forgets(body: memoryview) -> tuple[tuple[int, int], ...]:
+    """Return inode number and number of references for each node."""
+    if len(body) < _FORGET_COUNT.size:
+        raise MalformedRequestError(f"BATCH_FORGET has {len(body)} bytes")
+    (count,) = _FORGET_COUNT.unpack_from(body)
+    items = body[_FORGET_COUNT.size :]
+    if len(items) != count * _FORGET_ONE.size:
+        raise MalformedRequestError(f"BATCH_FORGET of {count} nodes has {len(body)} bytes")
+    return tuple(_FORGET_ONE.iter_unpack(items))
 
 
-class ForgetRequest(NamedTuple):
-    """FORGET: references to the header's node that the kernel has dropped.
-
-    Attributes:
-        references: Number of references.
-    """
-
-    references: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> ForgetRequest:
-        """Read the body of FORGET."""
-        return cls._make(_exactly(_FORGET, body))
+def _parse_name(body: memoryview) -> tuple[bytes]:
+    """Return the name of a directory entry, without the NUL that ends it."""
+    name = bytes(body)
+    if len(name) < 2 or name.find(0) != len(name) - 1:
+        raise MalformedRequestError(f"a name of {len(name)} bytes is empty, contains NUL, or does not end with it")
+    return (name[:-1],)
 
 
-class BatchForgetRequest(NamedTuple):
-    """BATCH_FORGET: references to several nodes that the kernel has dropped.
-
-    Attributes:
-        forgotten: Inode number and number of references for each node.
-    """
-
-    forgotten: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def parse(cls, body: memoryview) -> BatchForgetRequest:
-        """Read the body of BATCH_FORGET."""
-        if len(body) < _FORGET_COUNT.size:
-            raise MalformedRequestError(f"BATCH_FORGET has {len(body)} bytes")
-        (count,) = _FORGET_COUNT.unpack_from(body)
-        items = body[_FORGET_COUNT.size :]
-        if len(items) != count * _FORGET_ONE.size:
-            raise MalformedRequestError(f"BATCH_FORGET of {count} nodes has {len(body)} bytes")
-        return cls(tuple(_FORGET_ONE.iter_unpack(items)))
+def _parse_get_extended(body: memoryview) -> tuple[int, bytes]:
+    """Return the room for the value, where 0 asks for its length, and the name of the attribute."""
+    if len(body) < _GET_EXTENDED.size:
+        raise MalformedRequestError(f"GETXATTR has {len(body)} bytes")
+    return _GET_EXTENDED.unpack_from(body)[0], *_parse_name(body[_GET_EXTENDED.size :])
 
 
-class OpenRequest(NamedTuple):
-    """OPEN and OPENDIR.
-
-    Attributes:
-        flags: Flags of open(2), without those that the kernel handles itself.
-    """
-
-    flags: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> OpenRequest:
-        """Read the body of OPEN or OPENDIR."""
-        return cls._make(_exactly(_OPEN, body))
-
-
-class ReadRequest(NamedTuple):
-    """READ, READDIR and READDIRPLUS.
-
-    Attributes:
-        handle: Handle of the open file or directory.
-        offset: First byte; for a directory, the offset after the entry that the kernel read last, or 0.
-        length_bytes: Number of bytes of a file; for a directory, the room for entries.
-    """
-
-    handle: int
-    offset: int
-    length_bytes: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> ReadRequest:
-        """Read the body of READ, READDIR or READDIRPLUS."""
-        return cls._make(_exactly(_READ, body))
-
-
-class ReleaseRequest(NamedTuple):
-    """RELEASE and RELEASEDIR.
-
-    Attributes:
-        handle: Handle of the file or directory that is closed.
-    """
-
-    handle: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> ReleaseRequest:
-        """Read the body of RELEASE or RELEASEDIR."""
-        return cls._make(_exactly(_RELEASE, body))
-
-
-class GetExtendedRequest(NamedTuple):
-    """GETXATTR.
-
-    Attributes:
-        room_bytes: Room for the value; 0 asks for its length.
-        name: Name of the attribute.
-    """
-
-    room_bytes: int
-    name: bytes
-
-    @classmethod
-    def parse(cls, body: memoryview) -> GetExtendedRequest:
-        """Read the body of GETXATTR."""
-        if len(body) < _GET_EXTENDED.size:
-            raise MalformedRequestError(f"GETXATTR has {len(body)} bytes")
-        return cls(_GET_EXTENDED.unpack_from(body)[0], _name(body[_GET_EXTENDED.size :]))
-
-
-class ListExtendedRequest(NamedTuple):
-    """LISTXATTR.
-
-    Attributes:
-        room_bytes: Room for the names; 0 asks for their length.
-    """
-
-    room_bytes: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> ListExtendedRequest:
-        """Read the body of LISTXATTR."""
-        return cls._make(_exactly(_GET_EXTENDED, body))
-
-
-class InterruptRequest(NamedTuple):
-    """INTERRUPT: a program that waits for a reply has received a signal.
-
-    Attributes:
-        unique: Number of the request that the program waits for.
-    """
-
-    unique: int
-
-    @classmethod
-    def parse(cls, body: memoryview) -> InterruptRequest:
-        """Read the body of INTERRUPT."""
-        return cls._make(_exactly(_INTERRUPT, body))
-
-
-class OtherRequest(NamedTuple):
-    """A request whose body is not looked at, because it has none or because the answer does not depend on it."""
-
-    @classmethod
-    def parse(cls, body: memoryview) -> OtherRequest:
-        """Skip the body."""
-        return _OTHER
-
-
-_OTHER = OtherRequest()
-
-PARSERS: dict[int, Callable[[memoryview], NamedTuple]] = {
-    Operation.INIT: InitRequest.parse,
-    Operation.LOOKUP: NameRequest.parse,
-    Operation.FORGET: ForgetRequest.parse,
-    Operation.BATCH_FORGET: BatchForgetRequest.parse,
-    Operation.OPEN: OpenRequest.parse,
-    Operation.OPENDIR: OpenRequest.parse,
-    Operation.READ: ReadRequest.parse,
-    Operation.READDIR: ReadRequest.parse,
-    Operation.READDIRPLUS: ReadRequest.parse,
-    Operation.RELEASE: ReleaseRequest.parse,
-    Operation.RELEASEDIR: ReleaseRequest.parse,
-    Operation.GETXATTR: GetExtendedRequest.parse,
-    Operation.LISTXATTR: ListExtendedRequest.parse,
-    Operation.INTERRUPT: InterruptRequest.parse,
-}
-"""How the body of each operation is read; that of any other one is an ``OtherRequest``."""
-
-
-def _exactly(form: struct.Struct, body: memoryview) -> Iterable[int]:
+def _unpack(form: struct.Struct, body: memoryview) -> tuple[int, ...]:
     if len(body) != form.size:
         raise MalformedRequestError(f"the body of a request has {len(body)} bytes instead of {form.size}")
     return form.unpack(body)
 
 
-def _name(body: memoryview) -> bytes:
-    name = bytes(body)
-    if len(name) < 2 or name.find(0) != len(name) - 1:
-        raise MalformedRequestError(f"a name of {len(name)} bytes is empty, contains NUL, or does not end with it")
-    return name[:-1]
+PARSERS: dict[int, Callable[[memoryview], tuple[Any, ...]]] = {
+    Operation.INIT: _parse_init,
+    Operation.LOOKUP: _parse_name,
+    Operation.FORGET: partial(_unpack, _FORGET),
+    Operation.BATCH_FORGET: _parse_forgets,
+    Operation.OPEN: partial(_unpack, _OPEN),
+    Operation.READ: partial(_unpack, _READ),
+    Operation.READDIR: partial(_unpack, _READ),
+    Operation.READDIRPLUS: partial(_unpack, _READ),
+    Operation.RELEASE: partial(_unpack, _RELEASE),
+    Operation.RELEASEDIR: partial(_unpack, _RELEASE),
+    Operation.GETXATTR: _parse_get_extended,
+    Operation.LISTXATTR: partial(_unpack, _GET_EXTENDED),
+    Operation.INTERRUPT: partial(_unpack, _INTERRUPT),
+}
+"""Functions that return the values in the body of an operation. Other bodies are not read: they are empty, or the answer does
+not depend on them."""

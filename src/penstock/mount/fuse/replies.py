@@ -26,7 +26,6 @@ _STATISTICS = struct.Struct("=IiQ" + "QQQQQIII4x24x")
 _LENGTH = struct.Struct("=IiQ" + "I4x")
 _NAMED = struct.Struct("=" + _DIRECTORY_ENTRY)
 _NAMED_PLUS = struct.Struct("=" + _LIFETIMES + _ATTRIBUTES + _DIRECTORY_ENTRY)
-_INVALIDATE_INODE = struct.Struct("=IiQ" + "Qqq")
 _PADDINGS = tuple(bytes(length) for length in range(8))
 
 NAMED_BYTES_MIN = _NAMED.size + 8
@@ -90,9 +89,9 @@ def attributes(unique: int, described: Attributes, lifetime_s: float) -> bytes:
     )
 
 
-def opened(unique: int, handle: int, flags: int, backing: int = 0) -> bytes:
+def opened(unique: int, handle: int, flags: int) -> bytes:
     """Return the reply to OPEN and OPENDIR."""
-    return _OPENED.pack(_OPENED.size, 0, unique, handle, flags, backing)
+    return _OPENED.pack(_OPENED.size, 0, unique, handle, flags, 0)
 
 
 def directory(entries: Iterable[tuple[Attributes, bytes, int]], *, room_bytes: int) -> bytearray:
@@ -173,18 +172,13 @@ def init(
         *(MAJOR, minor, read_ahead_bytes, features & 0xFFFF_FFFF),
         *(background_max, background_max * 3 // 4, WRITE_BYTES_MAX, 1),
         *(request_bytes_max // PAGE_BYTES if features & Feature.MAX_PAGES else 0, 0, features >> 32),
-        1 if features & Feature.PASSTHROUGH else 0,  # backing files lie on a file system that is not stacked itself
+        0,  # depth of file systems stacked below this one, for passthrough
     )
 
 
 def init_version(unique: int) -> bytes:
     """Return the reply to INIT of a kernel with a newer major version, which then asks again with this one."""
     return _INIT.pack(_INIT.size, 0, unique, MAJOR, *(0,) * 11)
-
-
-def invalidate_inode(number: int, inode: int) -> bytes:
-    """Return the notification that the attributes of a node must be asked for anew; its pages stay."""
-    return _INVALIDATE_INODE.pack(_INVALIDATE_INODE.size, number, 0, inode, -1, 0)
 
 
 def notification(number: int) -> bytes:

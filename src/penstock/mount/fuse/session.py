@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
+import select
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.config import MIB, check_whole
 from penstock.errors import ClosedError, ConfigError
@@ -16,8 +15,7 @@ from penstock.mount.fuse import replies
 from penstock.mount.fuse.answering import GONE, Device, InterruptedRequests, Outbox, operation_name
 from penstock.mount.fuse.dispatching import Dispatcher, FileSystem
 from penstock.mount.fuse.protocol import (
-    BACKING_CLOSE,
-    BACKING_OPEN,
+    BUFFER_BYTES,
     EPOCH_MINOR_MIN,
     MAJOR,
     MINOR_MAX,
@@ -27,14 +25,18 @@ from penstock.mount.fuse.protocol import (
     Notification,
     Operation,
 )
-from penstock.mount.fuse.turns import LoopTurns, RequestReader, ThreadTurns
 from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.mount.fuse.protocol import InitRequest, InterruptRequest, RequestHeader
-    from penstock.mount.fuse.turns import AddReader
+    from penstock.mount.fuse.protocol import RequestHeader
+    from penstock.transport.loop import WatchedDescriptor
+
+    AddReader: TypeAlias = Callable[..., WatchedDescriptor]
+
+REQUESTS_PER_TURN = 16
+"""Requests that are read before an event loop goes on with its other work."""
 
 _WANTED = (
     Feature.ASYNC_READ
@@ -42,9 +44,7 @@ _WANTED = (
     | Feature.ABORT_ERROR
     | Feature.MAX_PAGES
     | Feature.INIT_EXT
-    | Feature.DIRECT_IO_ALLOW_MMAP
     | Feature.DO_READDIRPLUS
-    | Feature.PASSTHROUGH
 )
 """Pages are dropped neither by time (``AUTO_INVAL_DATA``, which costs a GETATTR for each read after the attributes' lifetime)
 nor by notification: each version of a file is a node of its own, so its pages stay right. ``ASYNC_DIO`` is left out: with it, a
@@ -90,6 +90,132 @@ class FuseStatistics:
     minor: int | None
 
 
+class RequestReader:
+    """Reads requests from the device, and has them answered. One thread at a time may use it.
+
+    Args:
+        device: The device.
+        dispatcher: Has requests answered.
+        interrupted: The requests of threads that have received a signal.
+
+    Attributes:
+        device: The device.
+        interrupted: The requests of threads that have received a signal.
+        is_stopping: Whether no more requests are to be read.
+    """
+
+    def __init__(self, device: Device, dispatcher: Dispatcher, interrupted: InterruptedRequests) -> None:
+        self.device = device
+        self._dispatcher = dispatcher
+        buffer = bytearray(BUFFER_BYTES)
+        self._buffers, self._view = [buffer], memoryview(buffer)
+        self.interrupted = interrupted
+        self.is_stopping = False
+
+    def answer(self, *, count_max: int) -> bool:
+        """Read requests as long as there are any, at most `count_max`; False if the connection has ended.
+
+        Raises:
+            OSError: The device cannot be read.
+        """
+        read, buffers, view, dispatch = self.device.read, self._buffers, self._view, self._dispatcher.dispatch
+        for _ in range(count_max):
+            if self.is_stopping:
+                break
+            try:
+                length_bytes = read(buffers)
+            except OSError as error:
+                if error.errno in GONE:
+                    return False
+                raise
+            if not length_bytes:
+                break
+            dispatch(view[:length_bytes])
+        return True
+
+
+class LoopTurns:
+    """Reads requests on the thread of an event loop, which has other work, too.
+
+    Two threads of one interpreter take turns at it, and on two processors each turn wakes the other one up. A file system that
+    is answered from an event loop of the same process saves that.
+
+    If a defect in another callback ends the loop, the next one takes its place. If the loops are closed, the session ends.
+
+    Args:
+        requests: Reads and answers them.
+        add_reader: Has the loop watch a descriptor; see ``penstock.transport.engine.add_reader``.
+        end: Called once, on the loop's thread, when no more requests are read; with the error if the device cannot be read.
+    """
+
+    def __init__(
+        self, requests: RequestReader, *, add_reader: AddReader, end: Callable[[Exception | None], object]
+    ) -> None:
+        self._requests = requests
+        self._add_reader = add_reader
+        self._end: Callable[[Exception | None], object] | None = end
+        self._reader: WatchedDescriptor | None = None
+        self._checks_soon = False
+        self._lock = threading.RLock()  # the loop may end while it is asked to watch the device
+
+    def start(self) -> None:
+        """Begin; it may be called from any thread."""
+        with self._lock:
+            before = self._reader
+            reader = self._add_reader(
+                self._requests.device.fileno(), on_readable=self._on_readable, on_loop_end=self._on_loop_end
+            )
+            if self._reader is before:  # otherwise that loop has ended already, and the next one watches the device
+                self._reader = reader
+
+    def stop(self) -> None:
+        """End soon, after ``requests.is_stopping`` was set; it may be called from any thread."""
+        with self._lock:
+            reader = self._reader
+        if reader is not None:
+            reader.call_later(0.0, self._finish)
+
+    def _on_readable(self) -> None:
+        requests = self._requests
+        try:
+            goes_on = requests.answer(count_max=REQUESTS_PER_TURN)
+        except Exception as error:
+            self._finish(error)
+            return
+        if not goes_on or requests.is_stopping:
+            self._finish()
+        elif requests.interrupted.wait_ms is not None:
+            self._check_soon()
+
+    def _check_soon(self) -> None:
+        wait_ms, reader = self._requests.interrupted.wait_ms, self._reader
+        if not self._checks_soon and wait_ms is not None and reader is not None:
+            self._checks_soon = True
+            reader.call_later(wait_ms / 1000, self._check)
+
+    def _check(self) -> None:
+        self._checks_soon = False
+        if self._end is not None:
+            self._requests.interrupted.check()
+            self._check_soon()
+
+    def _on_loop_end(self, by_defect: bool) -> None:
+        if by_defect and not self._requests.is_stopping:
+            self.start()
+        else:
+            self._finish()
+
+    def _finish(self, failure: Exception | None = None) -> None:
+        with self._lock:
+            end, self._end = self._end, None
+            reader, self._reader = self._reader, None
+        if end is None:
+            return
+        if reader is not None:
+            reader.remove()
+        end(failure)
+
+
 class FuseSession:
     """One mounted file system: a thread calls ``run``, which returns when the file system is unmounted, or ``start_on``.
 
@@ -111,9 +237,8 @@ class FuseSession:
         self._interrupted = InterruptedRequests(self._outbox)
         self._requests = RequestReader(self._device, self._dispatcher, self._interrupted)
         self._dispatcher.handlers[Operation.INIT] = self._init
-        self._dispatcher.handlers[Operation.INTERRUPT] = self._interrupt
+        self._dispatcher.handlers[Operation.INTERRUPT] = lambda _, unique: self._interrupted.interrupted(unique)
         self._minor: int | None = None
-        self._features = 0
         self._ready = threading.Event()
         self._lock = threading.RLock()  # a signal's handler may call stop() while this thread holds it
         self._turns: LoopTurns | None = None
@@ -130,8 +255,16 @@ class FuseSession:
             OSError: ``/dev/fuse`` cannot be read.
         """
         self._begin()
+        requests, interrupted, poll = self._requests, self._interrupted, select.poll()
+        poll.register(self._device.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         try:
-            ThreadTurns(self._requests, self._wake).run()
+            while not requests.is_stopping:
+                poll.poll(interrupted.wait_ms)
+                if not requests.answer(count_max=1):  # another read, which finds nothing, costs as much as polling
+                    break
+                if interrupted.is_due:
+                    interrupted.check()
         finally:
             self._end()
         if self._failure is not None:
@@ -197,44 +330,23 @@ class FuseSession:
         counts = {operation_name(number): count for number, count in sorted(self._dispatcher.counts.copy().items())}
         return FuseStatistics(requests_count=counts, waiting_count=len(self._outbox.waiting), minor=self._minor)
 
-    def forget_attributes(self, inode: int) -> None:
-        """Have the kernel ask for the attributes of a node when they are used next, whatever lifetime they were given."""
-        self._notify(replies.invalidate_inode(Notification.INVALIDATE_INODE, inode))
-
     def forget_names(self) -> bool:
         """Have the kernel look up every name anew when it is used next, whatever lifetime it was given.
 
         The kernel can also drop a single name or the pages of a file, but waits for locks that requests in flight hold; if the
-        process were killed in that moment, it could never end. These two notifications wait for nothing.
+        process were killed in that moment, it could never end. This notification waits for nothing.
 
         Returns:
             Whether the kernel can do that (Linux 6.16 and newer).
         """
         if self._minor is None or self._minor < EPOCH_MINOR_MIN:
             return False
-        self._notify(replies.notification(Notification.INCREMENT_EPOCH))
-        return True
-
-    def open_backing(self, descriptor: int) -> int | None:
-        """Register a file from which the kernel may read for ``Reply.opened(backing=)``; `descriptor` may be closed then.
-
-        Returns:
-            Its number, or None if the system does not permit this: it needs Linux 6.9 with passthrough, root, and a file of a
-            file system that the kernel can read from directly.
-        """
-        if self._minor is None or not self._features & Feature.PASSTHROUGH:
-            return None
         try:
-            return self._device.control(BACKING_OPEN, struct.pack("=iI8x", descriptor, 0))
+            self._device.write([replies.notification(Notification.INCREMENT_EPOCH)])
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ELOOP, *GONE):
-                return None
-            raise
-
-    def close_backing(self, number: int) -> None:
-        """Forget a registered file. Files that are open with it stay open."""
-        with suppress(OSError):  # the connection has ended
-            self._device.control(BACKING_CLOSE, struct.pack("=I", number))
+            if error.errno not in GONE:
+                raise
+        return True
 
     def after_fork_in_child(self) -> None:
         """Close the connection in a forked child: the mount must end with the process that serves it."""
@@ -242,13 +354,6 @@ class FuseSession:
         self._requests.is_stopping = self._has_ended = True
         self._outbox.abandon_all()
         self._device.close()
-
-    def _notify(self, message: bytes) -> None:
-        try:
-            self._device.write([message])
-        except OSError as error:
-            if error.errno != errno.ENOENT and error.errno not in GONE:  # ENOENT: the kernel does not know the node
-                raise
 
     def _end(self) -> None:
         with self._lock:
@@ -261,32 +366,28 @@ class FuseSession:
         self._ready.set()
         self._file_system.close()
 
-    def _init(self, header: RequestHeader, body: InitRequest) -> None:
-        if body.major > MAJOR:
+    def _init(self, header: RequestHeader, major: int, minor: int, read_ahead_bytes_max: int, features: int) -> None:
+        if major > MAJOR:
             self._device.write([replies.init_version(header.unique)])
             return
-        if (body.major, body.minor) < (MAJOR, MINOR_MIN):
+        if (major, minor) < (MAJOR, MINOR_MIN):
             self._device.write([replies.error(header.unique, errno.EPROTO)])
             self._requests.is_stopping = True
             self._failure = ConfigError(
-                f"the kernel speaks FUSE {body.major}.{body.minor}, and a mount needs {MAJOR}.{MINOR_MIN}",
+                f"the kernel speaks FUSE {major}.{minor}, and a mount needs {MAJOR}.{MINOR_MIN}",
                 hint="use Linux 5.4 or newer",
             )
             return
-        minor = min(body.minor, MINOR_MAX)
+        minor = min(minor, MINOR_MAX)
         wanted = _WANTED if self._config.always_reads_attributes else _WANTED | Feature.READDIRPLUS_AUTO
-        self._features = body.features & wanted
         message = replies.init(
             header.unique,
             minor=minor,
-            features=self._features,
-            read_ahead_bytes=body.read_ahead_bytes_max,
+            features=features & wanted,
+            read_ahead_bytes=read_ahead_bytes_max,
             request_bytes_max=self._config.request_bytes_max,
             background_max=self._config.background_max,
         )
         self._device.write([message])
         self._minor = minor
         self._ready.set()
-
-    def _interrupt(self, _header: RequestHeader, body: InterruptRequest) -> None:
-        self._interrupted.interrupted(body.unique)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.mount.fuse import fusermount, mounting, watching
+from penstock.mount.fuse import mounting, watching
 from penstock.mount.fuse.mounting import MountOptions, mount, remove_stale, unmount
 from penstock.mount.fuse.watching import MountEntry, Watcher
 
@@ -77,7 +77,7 @@ def test_the_program_must_be_installed(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, hint: str | None) -> None:
     """When fusermount3 refuses, its words are in the message, with what helps."""
-    program = tmp_path / fusermount.PROGRAM
+    program = tmp_path / mounting.PROGRAM
     program.write_text(f'#!/bin/sh\necho "fusermount3: {said}" >&2\nexit 1\n' if said else "#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -91,7 +91,7 @@ def test_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_options_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the source contains cannot become an option: commas and backslashes are escaped."""
-    program = tmp_path / fusermount.PROGRAM
+    program = tmp_path / mounting.PROGRAM
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/arguments\n')
     program.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

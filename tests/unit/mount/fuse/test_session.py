@@ -142,7 +142,7 @@ def test_negotiation(kernel: KernelStandIn) -> None:
     wanted = {0: "ASYNC_READ", 13: "DO_READDIRPLUS", 18: "PARALLEL_DIROPS", 21: "ABORT_ERROR"}
     wanted |= {22: "MAX_PAGES", 30: "INIT_EXT"}
     assert {bit for bit in range(32) if low >> bit & 1} == set(wanted)
-    assert high == 1 << 4 | 1 << 5
+    assert high == 0
     assert struct.unpack_from("=I", body, 36) == (1,)
     assert kernel.session.wait_ready(ANSWER_S_MAX)
     assert kernel.session.statistics().minor == 45
