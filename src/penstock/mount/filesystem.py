@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.mount.fuse.answering import KernelReply
-    from penstock.mount.namespace.directories import ListingStream, StoreDirectories
-    from penstock.mount.nodes import Node
+    from penstock.mount.namespace.directories import StoreDirectories
+    from penstock.mount.nodes import Node, ReadEntries
     from penstock.mount.reading.files import StoreFile, StoreFiles
 
 _log = logging.getLogger("penstock")
@@ -109,8 +109,8 @@ class StoreFileSystem:
         self._negative_ttl_s = negative_ttl_s
         self._numbers = count(1)
         self._open_files: dict[int, tuple[StoreFile, Node]] = {}
-        self._open_directories: dict[int, tuple[ListingStream, int]] = {}
-        self._forget_names: Callable[[], object] = _do_nothing
+        self._open_directories: dict[int, tuple[ReadEntries, int]] = {}
+        self._forget_names: Callable[[], object] = lambda: None  # until there is a session
 
     def when_outdated(self, forget_names: Callable[[], object]) -> None:
         """Set what makes the kernel look up names again; it is called when a file turns out to have changed."""
@@ -183,7 +183,7 @@ class StoreFileSystem:
             reply.data(answer)
             return
         if isinstance(answer, ObjectChangedError | ObjectMissingError):
-            self._directories.distrust(node)
+            self._directories.drop_listing_of(node)
             self._forget_names()
             _refuse(reply, answer, number=errno.ESTALE)
             return
@@ -203,21 +203,20 @@ class StoreFileSystem:
     def open_directory(self, inode: int, reply: KernelReply) -> None:
         """Open a directory."""
         try:
-            stream = self._directories.open_directory(inode)
+            read = self._directories.open_directory(inode)
         except PenstockError as error:
             _refuse(reply, error)
             return
         handle = next(self._numbers)
-        self._open_directories[handle] = stream, inode
+        self._open_directories[handle] = read, inode
         if not reply.opened(handle):
-            self._open_directories.pop(handle)
-            stream.close()
+            del self._open_directories[handle]
 
     def read_directory(self, handle: int, offset: int, reply: KernelReply) -> None:
         """Read an open directory. Offset 0 is ``.``, 1 is ``..``, and entry number n has the offset n + 2."""
-        stream, inode = self._open_directories[handle]
+        read, inode = self._open_directories[handle]
         index = max(0, offset - _DOTS_COUNT)
-        stream.entries(index, reply.entries_max, partial(self._listed, inode, offset, reply))
+        read(index, reply.entries_max, partial(self._listed, inode, offset, reply))
 
     def _listed(self, inode: int, offset: int, reply: KernelReply, answer: Sequence[Node] | PenstockError) -> None:
         if isinstance(answer, PenstockError):
@@ -238,8 +237,7 @@ class StoreFileSystem:
 
     def release_directory(self, handle: int, reply: KernelReply) -> None:
         """Close an open directory."""
-        stream, _ = self._open_directories.pop(handle)
-        stream.close()
+        del self._open_directories[handle]
         reply.ok()
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,8 +277,6 @@ class StoreFileSystem:
         for handle in list(self._open_files):
             self._close_file(handle)
         self._files.close()
-        for stream, _ in self._open_directories.values():
-            stream.close()
         self._open_directories.clear()
 
 
@@ -290,7 +286,3 @@ def _refuse(reply: KernelReply, error: PenstockError, *, number: int | None = No
     level = logging.INFO if number == errno.ENOENT else logging.WARNING
     _log.log(level, "A request of a program failed: %s", error)
     reply.error(number)
-
-
-def _do_nothing() -> None:
-    """Stand for the session until there is one."""

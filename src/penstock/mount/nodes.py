@@ -62,8 +62,8 @@ NodeThen: TypeAlias = "Callable[[Node | Absent | PenstockError], None]"
 EntriesThen: TypeAlias = "Callable[[Sequence[Node] | PenstockError], None]"
 """Receives consecutive entries of a directory in the order of their keys, which does not change; none at its end."""
 
-BytesThen: TypeAlias = "Callable[[Sequence[memoryview] | PenstockError], None]"
-"""Receives the bytes of a read in one or more pieces. They stay as they are until nothing refers to them."""
+ReadEntries: TypeAlias = "Callable[[int, int, EntriesThen], None]"
+"""Passes at most a number of entries from an offset on to a function, as soon as they are known; none at the end."""
 
 
 class Attributes(NamedTuple):

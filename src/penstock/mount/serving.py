@@ -212,7 +212,7 @@ def _file_system(config: MountConfig, store: Store) -> StoreFileSystem:
     negative_ttl_s = config.metadata_ttl_s if config.negative_ttl_s is None else config.negative_ttl_s
     return StoreFileSystem(
         directories,
-        StoreFiles(store, order=directories),
+        StoreFiles(store, following=directories.following),
         view=view,
         ttl_s=config.metadata_ttl_s,
         negative_ttl_s=negative_ttl_s,

@@ -148,7 +148,7 @@ def test_what_trying_again_overcomes_is_read_exactly(faulty: FaultyServer, conne
     store = connect_hasty()
     nodes = nodes_of(store)
     faulty.random_faults(SURVIVED, ratio=0.05, seed=1, seconds=30)
-    files = StoreFiles(store, order=Listed(nodes))
+    files = StoreFiles(store, following=Listed(nodes).following)
     assert read_all(files, nodes) == SMALL | LARGE
     files.close()
 
@@ -160,7 +160,7 @@ def test_under_every_kind_of_fault_it_is_exact_or_a_typed_error(
     store = connect_hasty()
     nodes = nodes_of(store)
     faulty.random_faults([kind for kind in KINDS if kind != "change"], ratio=0.05, seed=2, seconds=30)
-    files = StoreFiles(store, order=Listed(nodes))
+    files = StoreFiles(store, following=Listed(nodes).following)
     results = read_all(files, nodes)
     wrong = {
         key: result
@@ -235,7 +235,7 @@ def test_a_warm_cache_answers_without_a_request_or_a_thread(
     config = ps.CacheConfig(tmp_path / "cache", 64 * MIB, block_bytes=256 * KIB, metadata_ttl_s=math.inf)
     store = connect_hasty(cache=config, hedge=ps.HedgeConfig(ratio_max=0))
     nodes = nodes_of(store)
-    files = StoreFiles(store, order=Listed(nodes))
+    files = StoreFiles(store, following=Listed(nodes).following)
     assert read_all(files, nodes) == SMALL | LARGE
     gets = [request for request in faulty.requests if request.is_read]
     fetched_bytes = sum(request.span[1] - request.span[0] for request in gets if request.span)

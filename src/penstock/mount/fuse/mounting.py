@@ -219,7 +219,7 @@ def _checked_directory(directory: str | os.PathLike[str], options: MountOptions)
         )
     try:
         status = os.stat(path)  # noqa: PTH116 - the path is text
-        has_contents = stat.S_ISDIR(status.st_mode) and _has_contents(path)
+        has_contents = stat.S_ISDIR(status.st_mode) and any(Path(path).iterdir())
     except FileNotFoundError:
         raise ConfigError(f"the directory {path} does not exist", hint=f"mkdir -p {quoted}") from None
     except OSError as error:
@@ -232,11 +232,6 @@ def _checked_directory(directory: str | os.PathLike[str], options: MountOptions)
             f"the directory {path} is not empty, and a mount would hide its contents", hint="name an empty one"
         )
     return path
-
-
-def _has_contents(path: str) -> bool:
-    with os.scandir(path) as entries:
-        return next(entries, None) is not None
 
 
 def _mount_as_root(path: str, options: MountOptions) -> int:

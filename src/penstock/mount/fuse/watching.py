@@ -40,11 +40,6 @@ class MountEntry(NamedTuple):
     source: str
 
 
-def read_mount_table() -> list[MountEntry]:
-    """Return everything that is mounted, in the order of the table: what hides another mount comes after it."""
-    return parse_mount_table(_TABLE.read_bytes())
-
-
 def parse_mount_table(table: bytes) -> list[MountEntry]:
     """Return the entries of a table; lines that are not as expected are left out."""
     entries = []
@@ -67,7 +62,9 @@ def parse_mount_table(table: bytes) -> list[MountEntry]:
 
 def find_mount(directory: str) -> MountEntry | None:
     """Return what is mounted on a directory, given by its real path; of several mounts the one that hides the others."""
-    return next((entry for entry in reversed(read_mount_table()) if entry.directory == directory), None)
+    return next(
+        (entry for entry in reversed(parse_mount_table(_TABLE.read_bytes())) if entry.directory == directory), None
+    )
 
 
 def _text(field: bytes) -> str:

@@ -26,7 +26,7 @@ from penstock.store.keys import KEY_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.mount.nodes import EntriesThen, NodeThen
+    from penstock.mount.nodes import EntriesThen, NodeThen, ReadEntries
     from penstock.types import Core, Key, ObjectInfo
 
 ENTRIES_MAX = 1_000_000
@@ -185,7 +185,7 @@ class StoreDirectories:
             if node is not None and node.is_directory:
                 self._folders.forget(inode)
 
-    def distrust(self, node: Node) -> None:
+    def drop_listing_of(self, node: Node) -> None:
         """Drop the listing that a file came from, because the store has another version of it now, or none."""
         with self._lock:
             folder = self._folders.get(node.parent)
@@ -204,8 +204,11 @@ class StoreDirectories:
 
     # ── directories ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_directory(self, inode: int) -> ListingStream:
+    def open_directory(self, inode: int) -> ReadEntries:
         """Begin to read a directory.
+
+        Returns:
+            A function that passes entries on, each with one more reference. It keeps the listing alive.
 
         Raises:
             ObjectMissingError: The kernel has forgotten the directory.
@@ -221,11 +224,18 @@ class StoreDirectories:
         listing.want(1)
         for other in ahead:
             other.want(1)
-        return ListingStream(listing, partial(self._entries, inode))
+        return partial(self._read, listing, inode)
 
-    def _entries(self, parent: int, piece: EntriesPiece) -> list[Node]:
+    def _read(self, listing: DirectoryListing, inode: int, offset: int, count_max: int, then: EntriesThen) -> None:
+        listing.read(offset, count_max, partial(self._pass_on, inode, then))
+
+    def _pass_on(self, inode: int, then: EntriesThen, piece: EntriesPiece | PenstockError) -> None:
+        if isinstance(piece, PenstockError):
+            then(piece)
+            return
         with self._lock:
-            return self._refer(parent, piece.names, piece.infos, piece.seen_s)
+            nodes = self._refer(inode, piece.names, piece.infos, piece.seen_s)
+        then(nodes)
 
     def close(self) -> None:
         """Cancel what is in flight. What waits for it ends with ``CancelledOperationError``."""
@@ -284,32 +294,3 @@ class _Question:
         self.name = name
         self.begun_s = begun_s
         self.waiting = [then]
-
-
-class ListingStream:
-    """An open directory of a ``StoreDirectories``.
-
-    Args:
-        listing: Listing of the directory, of which other streams may read as well.
-        refer: Makes nodes of entries, each with one more reference.
-    """
-
-    __slots__ = ("_listing", "_refer")
-
-    def __init__(self, listing: DirectoryListing, refer: Callable[[EntriesPiece], list[Node]]) -> None:
-        self._listing: DirectoryListing | None = listing
-        self._refer = refer
-
-    def entries(self, offset: int, count_max: int, then: EntriesThen) -> None:
-        """Return at most `count_max` entries from number `offset` on, as soon as they are known; none at the end."""
-        if self._listing is None:
-            then(CancelledOperationError("the directory was closed"))
-            return
-        self._listing.read(offset, count_max, partial(self._pass_on, then))
-
-    def _pass_on(self, then: EntriesThen, piece: EntriesPiece | PenstockError) -> None:
-        then(piece if isinstance(piece, PenstockError) else self._refer(piece))
-
-    def close(self) -> None:
-        """Drop what is held; no more pages are requested for this stream."""
-        self._listing = None

@@ -119,11 +119,6 @@ class DirectoryListing:
         self._wanted_count = 0
         self._waiters: list[_Waiter] = []
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all pages have arrived."""
-        return self._complete
-
     def want(self, count: int) -> None:
         """Request pages until `count` entries are known, or the directory ends."""
         with self._lock:

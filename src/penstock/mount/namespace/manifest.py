@@ -12,6 +12,7 @@ from penstock.index.manifest import read_manifest
 from penstock.mount.namespace.names import begin
 from penstock.redaction import public_url
 from penstock.store.base import Store, Wrapper
+from penstock.store.relay import OperationRelay, Resent
 from penstock.store.sorted_pages import sorted_page
 from penstock.types import UNKNOWN_BYTES, Completion, Head, ListPage, ObjectInfo, Page
 
@@ -87,24 +88,14 @@ class ManifestStore(Wrapper):
         if info is None:
             completion.error = ObjectMissingError("the manifest has no such object", operation="HEAD", status=404)
         sink.done(completion)
-        return _Finished()
+        return OperationRelay(self, operation, sink)
 
     def learn(self, info: ObjectInfo) -> None:
         """Remember what a HEAD said of an object whose size was not known."""
         self._objects[info.key] = info._replace(headers={})
 
 
-class _Finished:
-    """An operation that ended when it was submitted."""
-
-    def cancel(self) -> None:
-        """Do nothing: it has ended."""
-
-    def unanswered_s(self) -> float:
-        return 0.0
-
-
-class _SizedPage:
+class _SizedPage(Resent):
     """A page of a manifest, of which some sizes must be asked for."""
 
     def __init__(self, store: ManifestStore, operation: ListPage, sink: Sink) -> None:
@@ -112,7 +103,8 @@ class _SizedPage:
         self._operation = operation
         self._sink = sink
         self._lock = threading.Lock()
-        self._transfers: list[Transfer | None] = []
+        self.cancelled = False
+        self.transfers: list[Transfer] = []
         self._completion = Completion(operation)
         self._missing_count = 0
 
@@ -123,10 +115,12 @@ class _SizedPage:
         self._missing_count = len(unknown)
         if not unknown or self._operation.keys_max == 1:  # of one key, only its existence is wanted
             self._sink.done(self._completion)
-            return _Finished()
+            return self
         for index in unknown:
             operation = Head(page.objects[index].key)
-            self._transfers.append(begin(self._store.inner, operation, partial(self._sized, page.objects, index)))
+            transfer = begin(self._store.inner, operation, partial(self._sized, page.objects, index))
+            if transfer is not None:
+                self.transfers.append(transfer)
         return self
 
     def _sized(self, objects: list[ObjectInfo], index: int, completion: Completion) -> None:
@@ -140,13 +134,3 @@ class _SizedPage:
             if self._missing_count:
                 return
         self._sink.done(self._completion)
-
-    def cancel(self) -> None:
-        """Cancel what is in flight."""
-        for transfer in list(self._transfers):
-            if transfer is not None:
-                transfer.cancel()
-
-    def unanswered_s(self) -> float:
-        """Return 0: its requests are watched one by one."""
-        return 0.0

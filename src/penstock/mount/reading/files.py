@@ -36,13 +36,13 @@ class StoreFiles:
 
     Args:
         store: The store.
-        order: The order of the files of a directory; None requests no file before it is opened.
+        following: Returns the files that a directory has after one; None requests no file before it is opened.
         budget: The budget that all bytes are charged to; None takes the store's.
 
     Cost: No thread. Memory within the budget, and what reads wait for.
     """
 
-    def __init__(self, store: Store, *, order: FollowingFiles | None = None, budget: Budget | None = None) -> None:
+    def __init__(self, store: Store, *, following: FollowingFiles | None = None, budget: Budget | None = None) -> None:
         cached = store if isinstance(store, Cached) else None
         self._budget = budget or store.budget
         self._reads = PositionedReads(
@@ -52,7 +52,7 @@ class StoreFiles:
             at_hand=cached.read_nowait if cached is not None else None,
             fit_part=cached.config.whole_blocks if cached is not None else None,
         )
-        self._order = order
+        self._following = following
         self._shared: dict[Hashable, _SharedObject] = {}
         self._ahead: OrderedDict[Key, tuple[Node, PositionedObject]] = OrderedDict()  # requested and not opened
         self._ahead_bytes = 0
@@ -101,7 +101,7 @@ class StoreFiles:
 
     def begun(self, node: Node, *, waits: bool) -> None:
         """Request what is probably read next, after the first read of an open file."""
-        if self._order is None:
+        if self._following is None:
             return
         bytes_max = min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8)
         requested: list[PositionedObject] = []
@@ -111,7 +111,7 @@ class StoreFiles:
                 return
             walk = self._walks.get(node.parent)
             if walk is None:
-                walk = self._walks[node.parent] = DirectoryWalk(self._order, bytes_max=bytes_max)
+                walk = self._walks[node.parent] = DirectoryWalk(self._following, bytes_max=bytes_max)
                 if len(self._walks) > _WALKS_MAX:
                     self._walks.popitem(last=False)
             self._walks.move_to_end(node.parent)

@@ -11,15 +11,19 @@ was requested for nothing counts against it, so a directory that is read at rand
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.fetch.positioned import FIRST_BYTES, WHOLE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.mount.nodes import Node
     from penstock.types import Key
+
+FollowingFiles: TypeAlias = "Callable[[Node, int], Sequence[Node]]"
+"""Returns at most a number of the files that come after a file in the listing of its directory, without the directories between
+them. It sends no request; fewer files than asked for may be known."""
 
 NEAR_COUNT = 64
 """Files of one directory that several threads may read out of order."""
@@ -38,47 +42,16 @@ _WASTED_SHARE = 8
 """One file in 8, and 16 besides, may have been requested for nothing; with more the directory is left alone."""
 
 
-class FollowingFiles(Protocol):
-    """The order of the files of a directory, so that the next ones can be read ahead."""
-
-    def following(self, node: Node, count_max: int) -> Sequence[Node]:
-        """Return the files that come after `node` in the listing of its directory, without the directories between them.
-
-        It may be called from any thread, returns soon and sends no request: there are fewer than `count_max`, or none, if the
-        directory ends there or what follows is not known now.
-
-        Args:
-            node: A file.
-            count_max: The most files to return.
-        """
-
-
 class DirectoryWalk:
     """The files of one directory that are expected next.
 
     Args:
-        order: The order of the files of a directory.
+        following: Returns the files that come after one.
         bytes_max: Bytes of files that are requested and not yet read.
     """
 
-    __slots__ = (
-        "_bytes_max",
-        "_depth",
-        "_expected",
-        "_given_up",
-        "_has_more",
-        "_last",
-        "_misses_count",
-        "_order",
-        "_pause_count",
-        "_requested",
-        "_score",
-        "_used_count",
-        "_wasted_count",
-    )
-
-    def __init__(self, order: FollowingFiles, *, bytes_max: int) -> None:
-        self._order = order
+    def __init__(self, following: FollowingFiles, *, bytes_max: int) -> None:
+        self._following = following
         self._bytes_max = bytes_max
         self._expected: dict[str, Node] = {}  # by key, in the order of the listing
         self._requested: dict[str, int] = {}  # those of them that were requested, and how many bytes of each
@@ -151,7 +124,7 @@ class DirectoryWalk:
     def _expect(self, count: int) -> None:
         if self._last is None:
             return
-        following = self._order.following(self._last, count)
+        following = self._following(self._last, count)
         for node in following:
             self._expected[key_of(node)] = node
         self._has_more = bool(following)

@@ -112,14 +112,13 @@ def look_up_path(directories: StoreDirectories, path: str) -> Any:
 
 
 def entries(directories: StoreDirectories, inode: int = ROOT_INODE, *, count_max: int = 170) -> list[Node]:
-    stream = directories.open_directory(inode)
+    read = directories.open_directory(inode)
     found: list[Node] = []
     while True:
         answer = Answer()
-        stream.entries(len(found), count_max, answer)
+        read(len(found), count_max, answer)
         more = answer.wait()
         if not more:
-            stream.close()
             return found
         found += more
 
@@ -164,13 +163,13 @@ def test_all_pages_of_a_directory_are_read() -> None:
 def test_an_offset_may_be_read_again() -> None:
     """``rewinddir`` and ``seekdir`` see the same entries under the same numbers."""
     directories = StoreDirectories(store_of("abcdef"), ttl_s=0)
-    stream = directories.open_directory(ROOT_INODE)
-    read = []
+    read = directories.open_directory(ROOT_INODE)
+    found = []
     for offset in (0, 3, 0, 6):
         answer = Answer()
-        stream.entries(offset, 3, answer)
-        read.append(b"".join(node.name for node in answer.wait()))
-    assert read == [b"abc", b"def", b"abc", b""]
+        read(offset, 3, answer)
+        found.append(b"".join(node.name for node in answer.wait()))
+    assert found == [b"abc", b"def", b"abc", b""]
 
 
 @pytest.mark.parametrize("gap", [0, 1, 997, 998, 999, 1000, 2500])
@@ -281,11 +280,10 @@ def test_a_lookup_does_not_wait_for_the_listing() -> None:
     store = store_of(f"{number:06d}" for number in range(5000))
     directories = StoreDirectories(store, ttl_s=math.inf)
     store.holds = lambda operation: isinstance(operation, ListPage) and operation.delimiter == "/"
-    stream = directories.open_directory(ROOT_INODE)
+    directories.open_directory(ROOT_INODE)
     assert look_up(directories, "004999").info.size_bytes == 6
     assert isinstance(look_up(directories, "005000"), Absent)
     store.release()
-    stream.close()
 
 
 def test_equal_lookups_share_one_question() -> None:
@@ -404,9 +402,9 @@ def test_a_walk_does_not_wait_for_one_directory_after_the_other() -> None:
     round_trips = 0
     for node in root:
         store.holds = lambda operation: True
-        stream = directories.open_directory(node.inode)
+        read = directories.open_directory(node.inode)
         answer = Answer()
-        stream.entries(0, 100, answer)
+        read(0, 100, answer)
         if not answer.values:
             round_trips += 1
             store.release()
@@ -443,9 +441,9 @@ def test_an_error_of_the_listing_is_reported_and_not_kept() -> None:
     store = store_of(f"{number:06d}" for number in range(1500))
     directories = StoreDirectories(store, ttl_s=math.inf)
     store.refuses = lambda operation: UnavailableError("503")
-    stream = directories.open_directory(ROOT_INODE)
+    read = directories.open_directory(ROOT_INODE)
     answer = Answer()
-    stream.entries(0, 100, answer)
+    read(0, 100, answer)
     with pytest.raises(UnavailableError):
         answer.wait()
     store.refuses = lambda operation: None
@@ -496,7 +494,7 @@ def test_close_ends_what_waits(ttl_s: float) -> None:
     answers = [Answer(), Answer(), Answer()]
     directories.look_up(ROOT_INODE, b"a", answers[0])
     directories.look_up(ROOT_INODE, b"a", answers[1])
-    directories.open_directory(ROOT_INODE).entries(0, 10, answers[2])
+    directories.open_directory(ROOT_INODE)(0, 10, answers[2])
     directories.close()
     for answer in answers:
         with pytest.raises(CancelledOperationError):

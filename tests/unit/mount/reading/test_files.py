@@ -159,7 +159,7 @@ def test_files_in_the_order_of_the_listing_are_requested_once_and_ahead(is_liste
     objects = {f"{index:04d}": BYTES[index : index + 3000 + index] for index in range(300)}
     with Noted(objects) as store:
         nodes = nodes_of(store) if is_listed else [without_version(node) for node in nodes_of(store)]
-        files = StoreFiles(store, order=Listed(nodes))
+        files = StoreFiles(store, following=Listed(nodes).following)
         ahead = 0
         for index, node in enumerate(nodes):
             ahead += any(get.key == node.info.key for get in store.gets)  # type: ignore[union-attr]
@@ -178,7 +178,7 @@ def test_what_is_requested_ahead_has_a_bound() -> None:
     objects = {f"{index:04d}": BYTES[:MIB] for index in range(80)}
     with Noted(objects) as store:
         nodes = nodes_of(store)
-        files = StoreFiles(store, order=Listed(nodes))
+        files = StoreFiles(store, following=Listed(nodes).following)
         for node in nodes[:40]:
             file = files.open_file(node)
             wait_read(file, 0, 4096)
@@ -194,7 +194,7 @@ def test_a_file_replaced_after_it_was_requested_ahead() -> None:
     objects = {f"{index:04d}": BYTES[:5000] for index in range(60)}
     with Noted(objects) as store:
         nodes = nodes_of(store)
-        files = StoreFiles(store, order=Listed(nodes))
+        files = StoreFiles(store, following=Listed(nodes).following)
         for node in nodes[:20]:
             file = files.open_file(node)
             wait_read(file, 0, 5000)

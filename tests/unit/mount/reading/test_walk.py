@@ -47,7 +47,7 @@ class Listed:
 
 def requested_by(nodes: list[Node], order: list[Node], *, waits: bool = True) -> list[int]:
     """Read files in an order, and return the inodes that were requested ahead, in the order of the requests."""
-    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
+    walk = DirectoryWalk(Listed(nodes).following, bytes_max=GIB)
     requested: list[int] = []
     for node in order:
         requested += [following.inode for following in walk.read(node, waits=waits)]
@@ -57,7 +57,7 @@ def requested_by(nodes: list[Node], order: list[Node], *, waits: bool = True) ->
 def test_files_in_order_are_requested_ahead_once() -> None:
     """Who reads in the order of the listing finds nearly all files requested, each once, a bounded number ahead."""
     nodes = nodes_of(2000)
-    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
+    walk = DirectoryWalk(Listed(nodes).following, bytes_max=GIB)
     requested: list[int] = []
     for index, node in enumerate(nodes):
         requested += [following.inode for following in walk.read(node, waits=True)]
@@ -69,7 +69,7 @@ def test_files_in_order_are_requested_ahead_once() -> None:
 def test_no_more_bytes_are_requested_than_may_be_held() -> None:
     """Nothing is requested that would have to be dropped before it is read, and what is read makes room."""
     nodes = nodes_of(500)
-    walk = DirectoryWalk(Listed(nodes), bytes_max=8 * 1000)
+    walk = DirectoryWalk(Listed(nodes).following, bytes_max=8 * 1000)
     requested: list[int] = []
     for node in nodes:
         requested += [following.inode for following in walk.read(node, waits=True)]
@@ -102,7 +102,7 @@ def test_random_order_requests_next_to_nothing() -> None:
 def test_a_directory_that_wastes_requests_is_left_alone() -> None:
     """When files were requested for nothing again and again, no more are requested."""
     nodes = nodes_of(4000)
-    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
+    walk = DirectoryWalk(Listed(nodes).following, bytes_max=GIB)
     wasted = 0
     for first in range(0, 4000, 40):
         for node in nodes[first : first + 5]:  # then the program goes elsewhere
@@ -121,7 +121,7 @@ def test_the_order_is_asked_for_many_files_at_a_time() -> None:
     """Asking what follows costs one call for many files."""
     nodes = nodes_of(2000)
     listed = Listed(nodes)
-    walk = DirectoryWalk(listed, bytes_max=GIB)
+    walk = DirectoryWalk(listed.following, bytes_max=GIB)
     for node in nodes:
         walk.read(node, waits=True)
     assert listed.calls_count < 200
@@ -131,7 +131,7 @@ def test_random_order_asks_for_few_files() -> None:
     """Asking what follows is not free, so random order causes less than one file to be named for each."""
     nodes = nodes_of(4000)
     listed = Listed(nodes)
-    walk = DirectoryWalk(listed, bytes_max=GIB)
+    walk = DirectoryWalk(listed.following, bytes_max=GIB)
     for node in random.Random(9).sample(nodes, len(nodes)):
         walk.read(node, waits=True)
     assert listed.named_count < 4000
@@ -140,7 +140,7 @@ def test_random_order_asks_for_few_files() -> None:
 def test_order_is_noticed_after_much_disorder() -> None:
     """A program that reads in order after many files in random order is noticed within a hundred files."""
     nodes = nodes_of(3000)
-    walk = DirectoryWalk(Listed(nodes), bytes_max=GIB)
+    walk = DirectoryWalk(Listed(nodes).following, bytes_max=GIB)
     for node in random.Random(9).sample(nodes[:1000], 1000):
         walk.read(node, waits=True)
     walk.take_given_up()
