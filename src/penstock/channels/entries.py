@@ -144,6 +144,10 @@ FOUND_AT_ONCE = 1000
 """Entries that are found in one turn of the lock, if all are wanted: a page of a listing."""
 
 
+Connect: TypeAlias = "Callable[[str], Store]"
+"""Opens the store at a URL; a run's stores are closed with the run."""
+
+
 class EntrySource(Protocol):
     """Finds the entries of a channel."""
 
@@ -155,13 +159,6 @@ class EntrySource(Protocol):
 
     def entries(self) -> Iterator[Entry]:
         """Find all entries, in order."""
-
-
-class Connect(Protocol):
-    """Opens a store; a run's stores are closed with the run."""
-
-    def __call__(self, root_url: str) -> Store:
-        """Return the store at a URL."""
 
 
 def open_source(channel: InputChannel, connect: Connect) -> EntrySource:

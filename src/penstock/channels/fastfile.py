@@ -18,7 +18,7 @@ from penstock import compose
 from penstock.cache import CacheConfig, CacheStatistics
 from penstock.cache.warm import warm
 from penstock.channels.entries import Entries, objects_of, open_source
-from penstock.channels.file import link_directory, linked_directory
+from penstock.channels.file import FileChannel, link_directory, linked_directory
 from penstock.channels.interruptible import Interruptible
 from penstock.errors import ConfigError, DirectoryMissingError
 from penstock.fetch import PlanItem
@@ -37,63 +37,50 @@ if TYPE_CHECKING:
 
 
 class FastFileChannel:
-    """A channel in FastFile mode; see ``RunningChannel``.
+    """A channel that is a mount; see ``RunningChannel``.
 
     Args:
         mount: The mount; its directory is removed at the end.
         manifest: File that names this host's share, to be removed at the end; None if the host gets all objects.
+
+    Attributes:
+        filling: Reads the objects into the mount's cache, with ``start="lazy"``.
     """
 
     def __init__(self, mount: RunningMount, *, manifest: Path | None) -> None:
         self.path = mount.directory
         self._mount = mount
         self._manifest = manifest
+        self.filling: CacheFilling | None = None
 
     def check(self) -> None:
-        """Raise an error if the mount has ended.
+        """Raise an error if the mount has ended, or an object cannot be read into the cache.
 
         Raises:
             WorkerDiedError: The process that serves the mount has ended.
+            StoreError: The objects cannot be listed, or one of them cannot be read.
         """
         self._mount.check()
+        if self.filling is not None:
+            self.filling.check()
 
     def warnings(self) -> list[str]:
         """Return the last warnings and errors of the mount."""
         return self._mount.warnings()
 
     def close(self) -> None:
-        """Unmount; idempotent."""
+        """Stop what still arrives, and unmount; idempotent. The cache belongs to the run's directory."""
+        if self.filling is not None:
+            self.filling.close()
         self._mount.close()
         _remove_if_empty(self.path)
         if self._manifest is not None:
             self._manifest.unlink(missing_ok=True)
 
 
-class LinkedChannel:
-    """A directory of this machine in the place of a mount; see ``RunningChannel``.
-
-    Args:
-        path: The link.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def check(self) -> None:
-        """Return: there is nothing that can end."""
-
-    def warnings(self) -> list[str]:
-        """Return an empty list: the program reads the files themselves."""
-        return []
-
-    def close(self) -> None:
-        """Remove the link; idempotent."""
-        self.path.unlink(missing_ok=True)
-
-
 def open_fastfile_channel(
     channel: InputChannel, entries: Entries, *, path: Path, order: EpochOrder, connection: Mapping[str, Any]
-) -> FastFileChannel | LinkedChannel:
+) -> FastFileChannel | FileChannel:
     """Mount a channel, or link a directory of this machine.
 
     Names are listed when the program asks for them, and once: what the program sees does not change while it runs. Files
@@ -114,7 +101,7 @@ def open_fastfile_channel(
     """
     if (directory := linked_directory(channel, order)) is not None:
         link_directory(path, directory, channel=channel.name)
-        return LinkedChannel(path)
+        return FileChannel(path, removes_link=True)
     if path.is_symlink():
         path.unlink()  # of an earlier run with the same base directory
     url = folder_url(channel, entries.store)
@@ -171,39 +158,6 @@ def _write_share(file: Path, url: str, entries: Entries, order: EpochOrder) -> N
     file.unlink(missing_ok=True)  # of a killed run; and no link is followed
     with file.open("xb") as output:
         write_manifest(infos, output, base_url=url)
-
-
-class LazyChannel:
-    """A channel whose files arrive while the program runs; see ``RunningChannel``.
-
-    Args:
-        mount: The mount that the program reads.
-        filling: Reads the objects into the mount's cache.
-    """
-
-    def __init__(self, mount: FastFileChannel, filling: CacheFilling) -> None:
-        self.path = mount.path
-        self._mount = mount
-        self._filling = filling
-
-    def check(self) -> None:
-        """Raise an error if the mount has ended, or an object cannot be read.
-
-        Raises:
-            WorkerDiedError: The process that serves the mount has ended.
-            StoreError: The objects cannot be listed, or one of them cannot be read.
-        """
-        self._mount.check()
-        self._filling.check()
-
-    def warnings(self) -> list[str]:
-        """Return the last warnings and errors of the mount."""
-        return self._mount.warnings()
-
-    def close(self) -> None:
-        """Stop what still arrives, and unmount; idempotent. The cache belongs to the run's directory."""
-        self._filling.close()
-        self._mount.close()
 
 
 class CacheFilling:
@@ -267,7 +221,7 @@ def open_lazy_channel(
     order: EpochOrder,
     connection: Mapping[str, Any],
     cache: Path,
-) -> LazyChannel | LinkedChannel:
+) -> FastFileChannel | FileChannel:
     """Mount a channel and begin to fill the mount's cache, or link a directory of this machine.
 
     Args:
@@ -289,7 +243,7 @@ def open_lazy_channel(
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         options["cache"] = CacheConfig(cache, shutil.disk_usage(cache).total)
     mount = open_fastfile_channel(channel, entries, path=path, order=order, connection=options)
-    if isinstance(mount, LinkedChannel):
+    if isinstance(mount, FileChannel):
         return mount
     try:
         folder = replace(channel, url=folder_url(channel, entries.store))
@@ -297,10 +251,11 @@ def open_lazy_channel(
         store = Interruptible(compose.connect(root, **options))
         try:
             found = Entries(open_source(folder, lambda _: store))
-            return LazyChannel(mount, CacheFilling(store, objects_of(order.entries(found, epoch=0))))
+            mount.filling = CacheFilling(store, objects_of(order.entries(found, epoch=0)))
         except BaseException:
             store.close()
             raise
     except BaseException:
         mount.close()
         raise
+    return mount

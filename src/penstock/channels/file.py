@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock import compose
 from penstock.channels.entries import objects_of
-from penstock.channels.inflating import Inflating
 from penstock.channels.inside import check_folders, is_temporary, read_file, write_file
-from penstock.errors import ConfigError, StoreError
-from penstock.store.inflight import InFlight
+from penstock.errors import ConfigError, CorruptShardError, DataError, StoreError
+from penstock.formats.compression import Gunzip
+from penstock.index.batched_gets import stat_many
 from penstock.store.local import LocalStore
 from penstock.text.json_text import parse_json
 from penstock.text.sizes import format_bytes
 from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_downloaded, stream
-from penstock.types import Head, ObjectInfo
+from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from penstock.channels.entries import ChannelObject, Entries, EpochOrder
     from penstock.channels.inputs import InputChannel
     from penstock.store import Store
+    from penstock.types import Buffer, Key
 
 LOCAL_SCHEMES = ("", "file")
-
-HEADS_MAX = 64
-"""Questions for sizes in flight: 64 at 30 ms are 2 000 objects/s."""
 
 
 class ChannelProgress(Protocol):
@@ -59,13 +57,15 @@ class ChannelProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileChannel:
-    """A channel in File mode; see ``RunningChannel``.
+    """A channel in File mode, or a directory of this machine in the place of a mount; see ``RunningChannel``.
 
     Attributes:
         path: Directory of the files, or a link to a directory of this machine.
+        removes_link: Whether the link is removed at the end, as a mount is.
     """
 
     path: Path
+    removes_link: bool = False
 
     def check(self) -> None:
         """Return: all files are there."""
@@ -75,7 +75,48 @@ class FileChannel:
         return []
 
     def close(self) -> None:
-        """Leave the files, which belong to the run's directory."""
+        """Leave the files, which belong to the run's directory; idempotent."""
+        if self.removes_link:
+            self.path.unlink(missing_ok=True)
+
+
+class Inflating:
+    """Inflates one object.
+
+    Args:
+        name: Name of the object in messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._gunzip = Gunzip()
+
+    def pieces(self, data: Buffer) -> Iterator[Buffer]:
+        """Yield what the next bytes are inflated to, in pieces of a bounded size.
+
+        Raises:
+            CorruptShardError: The object is not gzip.
+        """
+        try:
+            yield from self._gunzip.pieces(memoryview(data))
+        except ValueError as error:
+            raise self._failure(error) from None
+
+    def end(self) -> None:
+        """Check that the object is complete.
+
+        Raises:
+            CorruptShardError: The object is cut off.
+        """
+        try:
+            self._gunzip.end()
+        except ValueError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: ValueError) -> DataError:
+        if isinstance(error, DataError):
+            return error
+        return CorruptShardError(str(error), shard=self._name, hint="compression=Gzip is for objects that gzip wrote")
 
 
 def open_file_channel(
@@ -123,13 +164,13 @@ def open_file_channel(
     if downloads is not None:
         root.mkdir(parents=True, exist_ok=True)
         check_folders(downloads, (f"{root.name}/{name}" for name in by_name))
-    missing = items if _is_empty(root) else [item for item in items if not _is_there(channel, item)]
+    missing = items if not any(root.iterdir()) else [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)
     listener = _Listener(channel, progress)
     if progress is not None:
         progress.planned(channel, len(missing), size_bytes)
-    decoder = None if channel.compression == "None" else _inflating
+    decoder = None if channel.compression == "None" else lambda item: Inflating(item.info.key)
     stream(entries.store, iter(missing), FileReceiver(listener, decoder=decoder), listener)
     listener.raise_failure()
     if root != path:
@@ -156,21 +197,14 @@ def _items(source: Store, files: LocalStore, objects: Iterable[ChannelObject]) -
         StoreError: An object does not exist.
     """
     found: list[TransferItem] = []
-    asked: InFlight[int] = InFlight(source)
-    try:
-        for each in objects:
-            info = ObjectInfo(each.key, each.size_bytes or 0, each.etag, each.modified_s)
-            found.append(TransferItem(info, each.name, files.path(each.name)))
-            if each.size_bytes is None or each.etag is None:
-                if len(asked) >= HEADS_MAX:
-                    _take_answer(asked, found)
-                asked.submit(Head(each.key), len(found) - 1)
-        while asked:
-            _take_answer(asked, found)
-    except BaseException:
-        asked.cancel()
-        asked.drain()
-        raise
+    asked: list[tuple[int, Key]] = []
+    for each in objects:
+        if each.size_bytes is None or each.etag is None:
+            asked.append((len(found), each.key))
+        info = ObjectInfo(each.key, each.size_bytes or 0, each.etag, each.modified_s)
+        found.append(TransferItem(info, each.name, files.path(each.name)))
+    for index, answer in stat_many(source, asked):
+        found[index] = replace(found[index], info=answer._replace(key=found[index].info.key))
     return found
 
 
@@ -182,20 +216,6 @@ def _without_folders(channel: InputChannel, items: Mapping[str, TransferItem]) -
         what = "Channel %r: the objects %s are left out, because directories have the same names."
         logging.getLogger("penstock").warning(what, channel.name, ", ".join(map(repr, sorted(hidden)[:3])))
     return [item for name, item in items.items() if name not in hidden]
-
-
-def _take_answer(asked: InFlight[int], found: list[TransferItem]) -> None:
-    index, completion = asked.wait()
-    if completion.error is not None:
-        raise completion.error
-    assert completion.info is not None
-    item = found[index]
-    found[index] = replace(item, info=completion.info._replace(key=item.info.key))
-
-
-def _is_empty(directory: Path) -> bool:
-    with os.scandir(directory) as entries:
-        return next(entries, None) is None
 
 
 def _is_there(channel: InputChannel, item: TransferItem) -> bool:
@@ -214,10 +234,6 @@ def _is_inflated(path: Path, info: ObjectInfo) -> bool:
         return False
     is_other_size = size_bytes != info.size_bytes
     return bool(etag) and is_other_size and is_downloaded(path, info._replace(size_bytes=size_bytes))
-
-
-def _inflating(item: TransferItem) -> Inflating:
-    return Inflating(item.info.key)
 
 
 def _folder_of(channel: InputChannel) -> str:

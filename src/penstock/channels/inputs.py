@@ -10,7 +10,7 @@ from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Mode: TypeAlias = Literal["File", "Pipe", "FastFile"]
 DataType: TypeAlias = Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"]
@@ -296,20 +296,19 @@ def check_channels(channels: list[InputChannel], *, strict: bool = False) -> Non
             raise ConfigError(f"channel {channel.name!r} has the name of epoch {epoch} of the pipe {base!r}")
     if not strict:
         return
+    for what in _beyond_sagemaker(channels):
+        raise ConfigError(what, hint="leave out --strict")
+
+
+def _beyond_sagemaker(channels: list[InputChannel]) -> Iterator[str]:
     if len(channels) > CHANNELS_MAX:
-        raise ConfigError(
-            f"{len(channels)} channels are more than SageMaker's {CHANNELS_MAX}", hint="leave out --strict"
-        )
+        yield f"{len(channels)} channels are more than SageMaker's {CHANNELS_MAX}"
     for channel in channels:
         if channel.copies or channel.split:
-            raise ConfigError(
-                f"channel {channel.name!r}: SageMaker has neither copies nor split", hint="leave out --strict"
-            )
+            yield f"channel {channel.name!r}: SageMaker has neither copies nor split"
         if channel.start != "complete":
-            raise ConfigError(f"channel {channel.name!r}: SageMaker has no start=lazy", hint="leave out --strict")
+            yield f"channel {channel.name!r}: SageMaker has no start=lazy"
         if channel.compression != "None" and channel.mode != "Pipe":
-            raise ConfigError(
-                f"channel {channel.name!r}: SageMaker inflates in Pipe mode only", hint="leave out --strict"
-            )
+            yield f"channel {channel.name!r}: SageMaker inflates in Pipe mode only"
         if not channel.url.startswith("s3://"):
-            raise ConfigError(f"channel {channel.name!r}: {channel.url} is not an s3:// URL", hint="leave out --strict")
+            yield f"channel {channel.name!r}: {channel.url} is not an s3:// URL"

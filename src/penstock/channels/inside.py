@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, StoreError
+from penstock.mount.namespace.names import NAME_BYTES_MAX, is_name
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, info_of
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from penstock.types import ObjectInfo
 
-NAME_BYTES_MAX = 255
-"""Longest name of a file in bytes: ``NAME_MAX`` of Linux."""
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -69,11 +68,8 @@ def is_path(name: str) -> bool:
     is_plain = "/." not in name and "//" not in name and "\0" not in name and name[-1:] != "/"
     if is_plain and 0 < len(name) * 4 <= NAME_BYTES_MAX and name[0] not in "./":
         return True
-    return "\0" not in name and all(
-        segment not in ("", ".", "..")
-        and len(segment.encode(errors="surrogateescape")) <= NAME_BYTES_MAX
-        and not is_temporary(segment)
-        for segment in name.split("/")
+    return all(
+        is_name(segment.encode(errors="surrogateescape")) and not is_temporary(segment) for segment in name.split("/")
     )
 
 

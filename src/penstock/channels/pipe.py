@@ -15,10 +15,10 @@ from collections import deque
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.channels.entries import ChannelObject, Entries, EpochEntries, EpochOrder
-from penstock.channels.inflating import Inflating
+from penstock.channels.file import Inflating
 from penstock.errors import ConfigError, ObjectChangedError, PenstockError, StoreError
 from penstock.fetch import PlanItem
 from penstock.formats.recordio import MAGIC, PART_BYTES_MAX
@@ -221,113 +221,68 @@ _LENGTH = struct.Struct("<I")
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
-class Content(Protocol):
-    """Turns the pieces of an object, or a text, into what the pipe carries."""
+class Content:
+    """Turns the pieces of an object, or a text, into what the pipes of a channel carry.
 
-    needs_size: bool
-    """Whether ``wrap`` has to know the size of an object before its first piece."""
+    Objects come back to back, each inflated if the channel says that they are gzip. With RecordIO, each is one record.
 
-    def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield what the pipe carries for an object.
+    Args:
+        channel: The channel.
 
-        Args:
-            pieces: The stored bytes of the object.
-            size_bytes: Their number, if ``needs_size``.
-            url: URL of the object, for messages.
-        """
-
-    def wrap_text(self, text: bytes) -> Iterator[Buffer]:
-        """Yield what the pipe carries for the value of an attribute, which no object holds."""
-
-
-def content_of(channel: InputChannel) -> Content:
-    """Return the content of a channel's pipes."""
-    is_gzip = channel.compression == "Gzip"
-    if channel.record_wrapper == "RecordIO":
-        return InflatedRecordContent() if is_gzip else RecordContent()
-    return InflatedContent() if is_gzip else PlainContent()
-
-
-class PlainContent:
-    """Objects back to back, as they are stored."""
-
-    needs_size = False
-
-    def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield the pieces."""
-        del size_bytes, url
-        yield from pieces
-
-    def wrap_text(self, text: bytes) -> Iterator[Buffer]:
-        """Yield the text."""
-        yield text
-
-
-class InflatedContent(PlainContent):
-    """Objects back to back, each inflated by gzip."""
-
-    def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield the inflated pieces, each of a bounded size.
-
-        Raises:
-            CorruptShardError: The object is not gzip, or is cut off.
-        """
-        del size_bytes
-        inflating = Inflating(url)
-        for piece in pieces:
-            yield from inflating.pieces(piece)
-        inflating.end()
-
-
-class RecordContent:
-    """Each object, and each text, as one RecordIO record.
-
-    A record is never split, since readers do not agree on what its parts are joined with; so it has at most 2^29 - 1 bytes.
+    Attributes:
+        needs_size: Whether ``wrap`` has to know the size of an object before its first piece.
     """
 
-    needs_size = True
+    def __init__(self, channel: InputChannel) -> None:
+        self._is_gzip = channel.compression == "Gzip"
+        self._is_record = channel.record_wrapper == "RecordIO"
+        self.needs_size = self._is_record and not self._is_gzip
 
     def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield the record's head, the pieces, and its padding.
+        """Yield what the pipe carries for an object, in pieces of a bounded size.
+
+        Args:
+            pieces: Pieces of the object.
+            size_bytes: Size of the object in bytes, if ``needs_size``.
+            url: Name of the object in messages.
 
         Raises:
             ConfigError: The object is too large for one record.
+            CorruptShardError: It is not gzip.
+
+        Cost: a record of an inflated object begins with its length, so all of it is held.
         """
-        assert size_bytes is not None
-        yield record_head(size_bytes, url)
-        yield from pieces
-        yield _PADDING[size_bytes % 4]
+        if self._is_gzip:
+            pieces = _inflated(pieces, url)
+        if not self._is_record:
+            yield from pieces
+            return
+        if size_bytes is None:
+            held: list[Buffer] = []
+            size_bytes = 0
+            for piece in pieces:
+                held.append(piece)
+                size_bytes += len(piece)
+                record_head(size_bytes, url)
+            pieces = held
+        yield from _record(pieces, size_bytes, url)
 
     def wrap_text(self, text: bytes) -> Iterator[Buffer]:
-        """Yield the record."""
-        yield from self.wrap([text], len(text), "an attribute")
+        """Yield what the pipe carries for the value of an attribute, which no object holds and which is not compressed."""
+        yield from _record([text], len(text), "an attribute") if self._is_record else (text,)
 
 
-class InflatedRecordContent(RecordContent):
-    """Each object, inflated, as one RecordIO record.
+def _inflated(pieces: Iterable[Buffer], url: str) -> Iterator[Buffer]:
+    inflating = Inflating(url)
+    for piece in pieces:
+        yield from inflating.pieces(piece)
+    inflating.end()
 
-    Cost: holds the inflated object, whose length the record begins with.
-    """
 
-    needs_size = False
-
-    def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield the record of the inflated pieces.
-
-        Raises:
-            ConfigError: The inflated object is too large for one record.
-        """
-        inflated: list[Buffer] = []
-        inflated_bytes = 0
-        for piece in InflatedContent().wrap(pieces, size_bytes, url):
-            inflated.append(piece)
-            inflated_bytes += len(piece)
-            record_head(inflated_bytes, url)
-        yield from super().wrap(inflated, inflated_bytes, url)
-
-    def wrap_text(self, text: bytes) -> Iterator[Buffer]:
-        """Yield the record; texts are not compressed."""
-        yield from super().wrap([text], len(text), "an attribute")
+def _record(pieces: Iterable[Buffer], size_bytes: int, url: str) -> Iterator[Buffer]:
+    yield record_head(size_bytes, url)
+    yield from pieces
+    yield _PADDING[size_bytes % 4]
 
 
 def record_head(size_bytes: int, url: str) -> bytes:
@@ -365,7 +320,7 @@ class PipeChannel:
 
     def __init__(self, channel: InputChannel, entries: Entries, *, path: Path, orders: Sequence[EpochOrder]) -> None:
         self.path = path
-        content = content_of(channel)
+        content = Content(channel)
         self._pipes: list[Pipe] = []
         self._epochs = EpochEntries(entries, readers_count=len(orders))
         try:

@@ -369,11 +369,7 @@ class PipeReader:
         check_whole("samples", samples, 0)
         assert epoch is not None
         assert samples is not None
-        if epoch < self._next_fifo:
-            raise ConfigError(
-                f"epoch {epoch} is over: a pipe gives each epoch once, and the next one is {self._next_fifo}",
-                hint="load the state into a new run",
-            )
+        self._check_ahead(epoch)
         self.epoch, self._skipped_count, self._delivered_count = epoch, samples, samples
 
     def open_epoch(self, epoch: int) -> PipeEpoch:
@@ -384,11 +380,7 @@ class PipeReader:
             DeadlineError: Its pipe did not appear in time.
         """
         self.close()
-        if epoch < self._next_fifo:
-            raise ConfigError(
-                f"epoch {epoch} is over: a pipe gives each epoch once, and the next one is {self._next_fifo}",
-                hint="load the state into a new run",
-            )
+        self._check_ahead(epoch)
         while self._next_fifo < epoch:
             os.close(self._open())
         self.epoch, self._delivered_count, self._skipped_count = epoch, 0, 0
@@ -402,6 +394,13 @@ class PipeReader:
             current.close()
             self.epoch += 1
             self._delivered_count = 0
+
+    def _check_ahead(self, epoch: int) -> None:
+        if epoch < self._next_fifo:
+            raise ConfigError(
+                f"epoch {epoch} is over: a pipe gives each epoch once, and the next one is {self._next_fifo}",
+                hint="load the state into a new run",
+            )
 
     def _samples(self) -> Iterator[Any]:
         skip, delivered = self._skipped_count, self._delivered_count

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.channels import InputChannel
 from penstock.channels.entries import Entries, EpochOrder, open_source
-from penstock.channels.pipe import PipeChannel, RecordContent, open_pipe_channel, pipe_orders, record_head
+from penstock.channels.pipe import Content, PipeChannel, open_pipe_channel, pipe_orders, record_head
 from penstock.errors import ConfigError, CorruptShardError, DataError, ObjectMissingError
 from penstock.formats import parser_of
 from penstock.store.memory import MemoryStore
@@ -484,8 +484,9 @@ def test_a_program_that_removes_its_input(stores: Stores, begin: Callable[..., P
 
 def test_records_have_a_bound() -> None:
     """An object that one record cannot hold is refused by its name, before a byte of it is written."""
+    records = InputChannel(name="train", url="s3://b/", mode="Pipe", record_wrapper="RecordIO")
     with pytest.raises(ConfigError, match=r"s3://b/x has more than 536870911 bytes"):
-        next(RecordContent().wrap([b""], 1 << 29, "s3://b/x"))
+        next(Content(records).wrap([b""], 1 << 29, "s3://b/x"))
     assert record_head((1 << 29) - 1, "") == bytes.fromhex("0a23d7ceffffff1f")
 
 
