@@ -35,7 +35,7 @@ def timed(call: Callable[[], object], repetitions: int) -> float:
 
 def measure(store: Any, key: str, repetitions: int) -> tuple[list[list[str]], dict[str, Any]]:
     import penstock
-    from penstock.sources.merging import break_even_bytes
+    from penstock.sources.readers import break_even_bytes
 
     def span(start: int, end: int) -> Callable[[], object]:
         return lambda: store.read(key, penstock.ByteRange(start, end))

@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         contract="all ranks have the same number of batches, by agreement",
-        path="loader/epoch/consensus.py",
+        path="loader/epoch.py",
         function="RankConsensus.smallest",
         old="        found = self._agree(n)\n",
         new="        found = (self._agree(n), n)[1]\n",

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import __all__ as _errors
-from penstock.pipeline import bindings
+from penstock.pipeline import dataset as bindings
 from penstock.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from penstock.fetch import set_process_budget as set_process_budget
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
-    from penstock.loader.batches.token_blocks import cu_seqlens as cu_seqlens
-    from penstock.loader.columns import balanced_numbers as balanced_numbers
-    from penstock.loader.columns import read_column as read_column
+    from penstock.loader.batches.rebatching import cu_seqlens as cu_seqlens
     from penstock.loader.explain import explain as explain
+    from penstock.loader.explain import warm_cache as warm_cache
+    from penstock.loader.preview import balanced_numbers as balanced_numbers
     from penstock.loader.preview import describe as describe
     from penstock.loader.preview import peek as peek
-    from penstock.loader.warming import warm_cache as warm_cache
+    from penstock.loader.preview import read_column as read_column
     from penstock.mount import MountModule
     from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
@@ -98,12 +98,12 @@ _ORIGIN = {
     ),
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.sources.indexing",
-    "cu_seqlens": "penstock.loader.batches.token_blocks",
+    "cu_seqlens": "penstock.loader.batches.rebatching",
     "describe": "penstock.loader.preview",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.preview",
-    **dict.fromkeys(("balanced_numbers", "read_column"), "penstock.loader.columns"),
-    "warm_cache": "penstock.loader.warming",
+    **dict.fromkeys(("balanced_numbers", "read_column"), "penstock.loader.preview"),
+    "warm_cache": "penstock.loader.explain",
     "set_process_budget": "penstock.fetch",
     **dict.fromkeys(("download_directory", "upload_directory"), "penstock.transfer.directories"),
     **dict.fromkeys(_errors, "penstock.errors"),

@@ -37,8 +37,7 @@ NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile
                 *(f"penstock.formats.{name}" for name in ("compression", "jsonl", "mds", "parquet", "recordio", "tfrecord",
                                                           "writers", "zip")),
                 *(f"penstock.index.{name}" for name in ("building", "manifest", "recorder", "sample_map")),
-                *(f"penstock.loader.{name}" for name in ("batches.rebatching", "lanes.objects",
-                                                         "plan.strided", "workers")),
+                *(f"penstock.loader.{name}" for name in ("batches.rebatching", "plan.strided", "workers")),
                 "penstock.cache", "penstock.images", "penstock.samples.joins", "penstock.transport")  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def _fill(
     from penstock.compose import connect, split
 
     if accesses is None and (pipeline := _pipeline(url, options)) is not None:
-        from penstock.loader.warming import warm_cache
+        from penstock.loader.explain import warm_cache
 
         return warm_cache(pipeline, config, expect=progress.expect, progress=progress.advance)
     root_url, key = split(url)

@@ -2,10 +2,9 @@
 
 from penstock.fetch.budget import Budget, BudgetStatistics, configure_process_budget, process_budget, set_process_budget
 from penstock.fetch.plan import PlanItem, Request, coalesce, requests_count
-from penstock.fetch.read_ahead import ReadAhead
+from penstock.fetch.read_ahead import ReadAhead, SingleRead
 from penstock.fetch.requests import ObjectRead, PartRequest
 from penstock.fetch.scheduler import PARTS_PER_REQUEST, FetchStatistics
-from penstock.fetch.single import SingleRead
 from penstock.types import Chunk
 
 __all__ = [

@@ -144,7 +144,7 @@ class Budget:
     def _reserve(self, size_bytes: int, *, force: bool) -> bool:
         self._collect()
         while self._used + size_bytes > self.bytes_max and self._free:
-            self._drop(self._free.pop(0))
+            self._used -= len(self._free.pop(0))  # the memory itself goes with the last reference
         if self._used + size_bytes > self.bytes_max:
             if not force:
                 self._refused += 1
@@ -163,53 +163,36 @@ class Budget:
                 self._owned_elsewhere.discard(id(buffer))
                 self._used += len(buffer)
             if self._used > self.bytes_max or sum(map(len, self._free)) + len(buffer) > self.bytes_max // 2:
-                self._drop(buffer)
+                self._used -= len(buffer)
             else:
                 self._free.append(buffer)
 
-    def _drop(self, owner: mmap.mmap) -> None:
-        size_bytes = len(owner)
-        self._used -= size_bytes  # the memory itself goes with the last reference, which is the caller's
 
-
-class _ProcessBudget:
+class _Process:
     """The one budget of this process, and the largest number that a ``FetchConfig`` named for it."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, because a finaliser may read in the midst of it
-        self._budget: Budget | None = None
-        self._configured_bytes = 0  # 0: no configuration has named a number
+        self.lock = threading.RLock()  # reentrant, because a finaliser may read in the midst of it
+        self.budget: Budget | None = None
+        self.configured_bytes = 0  # 0: no configuration has named a number
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
         """Keep the budget, but let the child be configured with less."""
-        self._lock = threading.RLock()
-        self._configured_bytes = 0
-
-    def get(self) -> Budget:
-        if self._budget is None:
-            with self._lock:
-                if self._budget is None:
-                    self._budget = Budget(default_budget_bytes())
-        return self._budget
-
-    def configure(self, bytes_max: int) -> None:
-        with self._lock:
-            if bytes_max > self._configured_bytes:
-                self._configured_bytes = self.get().bytes_max = bytes_max
-
-    def set(self, bytes_max: int) -> None:
-        with self._lock:
-            self._configured_bytes = 0
-            self.get().bytes_max = bytes_max
+        self.lock = threading.RLock()
+        self.configured_bytes = 0
 
 
-_process = _ProcessBudget()
+_process = _Process()
 
 
 def process_budget() -> Budget:
     """Return the budget of this process: ``default_budget_bytes()``, unless it was configured or set."""
-    return _process.get()
+    if _process.budget is None:
+        with _process.lock:
+            if _process.budget is None:
+                _process.budget = Budget(default_budget_bytes())
+    return _process.budget
 
 
 def configure_process_budget(bytes_max: int) -> None:
@@ -218,7 +201,9 @@ def configure_process_budget(bytes_max: int) -> None:
     The first number replaces the default. If others follow, the largest one counts, in whatever order they come, so that
     one part of a program cannot take from another the memory that it was promised.
     """
-    _process.configure(bytes_max)
+    with _process.lock:
+        if bytes_max > _process.configured_bytes:
+            _process.configured_bytes = process_budget().bytes_max = bytes_max
 
 
 def set_process_budget(bytes_max: int) -> None:
@@ -233,4 +218,6 @@ def set_process_budget(bytes_max: int) -> None:
         ConfigError: `bytes_max` is not a positive whole number.
     """
     check_whole("bytes_max", bytes_max, 1)
-    _process.set(bytes_max)
+    with _process.lock:
+        _process.configured_bytes = 0
+        process_budget().bytes_max = bytes_max

@@ -2,7 +2,7 @@
 
 ``PositionedReads`` belongs to a store; a ``PositionedObject`` is one version of one object. What a read asks for is requested
 exactly, unless it lies in a piece that is here or on its way; several reads of one piece share the request. Reads in sequence
-are recognised (``runs``) and read ahead, in parts that grow with the distance. What programs and threads read elsewhere in the
+are recognised (``streams``) and read ahead, in parts that grow with the distance. What programs read elsewhere in the
 object meanwhile does not disturb them.
 
 The envelope of sequential reading: behind 30 ms and 90 MB/s per connection, a part of 2 MiB takes 53 ms, so 32 of them make
@@ -27,8 +27,14 @@ from penstock.errors import (
     SpanError,
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN
-from penstock.fetch.pieces import Piece, WaitingRead
-from penstock.fetch.runs import EXPECTED_BYTES, REORDERED_BYTES_MAX, ReadRun, ReadRuns
+from penstock.fetch.positioned_reads import (
+    EXPECTED_BYTES,
+    REORDERED_BYTES_MAX,
+    Piece,
+    ReadStream,
+    ReadStreams,
+    WaitingRead,
+)
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion
 
 if TYPE_CHECKING:
@@ -67,8 +73,8 @@ class PositionedObject:
         "_last",
         "_pieces",
         "_reads",
-        "_runs",
         "_starts",
+        "_streams",
         "_waiting",
         "info",
         "is_outdated",
@@ -82,7 +88,7 @@ class PositionedObject:
         self._starts: list[int] = []  # of the pieces, in their order
         self._pieces: list[Piece] = []  # they do not overlap
         self._last: Piece | None = None  # the one that was given completely last: a short step back costs nothing
-        self._runs = ReadRuns()
+        self._streams = ReadStreams()
         self._waiting: set[WaitingRead] = set()
         self._closed = False
 
@@ -171,9 +177,9 @@ class PositionedObject:
             self._starts.clear()
             self._pieces.clear()
             self._last = None
-            for run in self._runs:
-                self._reads.forget(run)
-                if run.start == 0 and run.goal_bytes and not run.is_whole:
+            for stream in self._streams:
+                self._reads.forget(stream)
+                if stream.start == 0 and stream.goal_bytes and not stream.is_whole:
                     self._reads.note_whole(is_whole=False)
         self._cancelled(waiting)
         for transfer in transfers:
@@ -187,11 +193,11 @@ class PositionedObject:
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_head(self, piece: Piece, info: ObjectInfo) -> None:
-        """Refuse an answer of another version before its body arrives; see ``PieceOwner``."""
+        """Refuse an answer of another version before its body arrives; in an engine thread."""
         self._check_version(info)
 
     def on_done(self, piece: Piece, completion: Completion) -> None:
-        """Give the bytes to the reads that wait for them; see ``PieceOwner``."""
+        """Give the bytes to the reads that wait for them; in an engine thread."""
         reads = self._reads
         error = self._error_of(piece, completion)
         ready: list[tuple[WaitingRead, list[memoryview]]] = []
@@ -201,15 +207,15 @@ class PositionedObject:
             piece.waiting = []
             reads.end(piece, completion)
             if error is not None:
-                if piece.run is not None:
-                    self.pause(piece.run)  # what it reads next is requested again, and tells how it fares
+                if piece.stream is not None:
+                    self.pause(piece.stream)  # what it reads next is requested again, and tells how it fares
                 if not piece.is_dropped:
                     self.drop(piece)
                 self._end(waiting)
             elif not piece.is_dropped:
                 piece.data = completion.body
                 self._arrive(piece, waiting, ready)
-            reads.feed(sends)
+            reads.read_ahead_of_waiting(sends)
         for read, views in ready:
             _call(read, views)
         if error is not None:
@@ -283,18 +289,18 @@ class PositionedObject:
         """Return the bytes of a read if they are here; otherwise let it wait for them."""
         start, end = read.start, read.end
         pieces, gaps = self._cover(start, end)
-        run = self._runs.of(start, end, has_gap=bool(gaps))
+        stream = self._streams.of(start, end, has_gap=bool(gaps))
         if gaps:
-            if run is None:
-                run = self._begin_run(start, end)  # which may drop what another run left
+            if stream is None:
+                stream = self._begin_stream(start, end)  # which may drop what another stream left
                 pieces, gaps = self._cover(start, end)
             self._reads.hold(pieces)  # what is requested now must not take their memory
             for gap_start, gap_end in gaps:
-                sends.append(self._request(gap_start, gap_end, run))
+                sends.append(self._request(gap_start, gap_end, stream))
             pieces, gaps = self._cover(start, end)
             assert not gaps
         missing = [piece for piece in pieces if piece.data is None]
-        read.run = run
+        read.stream = stream
         views = None
         if missing:
             read.pieces = pieces
@@ -302,24 +308,24 @@ class PositionedObject:
             for piece in missing:
                 piece.waiting.append(read)
             self._waiting.add(read)
-        if run is not None:
-            self._follow(run, waits=bool(missing))
+        if stream is not None:
+            self._follow(stream, waits=bool(missing))
         if not missing:
             views = self._give(read, pieces)
-        if run is not None and run.goal_bytes:
-            self.read_ahead(run, sends)
+        if stream is not None and stream.goal_bytes:
+            self.read_ahead(stream, sends)
         return views
 
-    def _follow(self, run: ReadRun, *, waits: bool) -> None:
-        """Note that a run was read, and choose how far to read ahead of it."""
+    def _follow(self, stream: ReadStream, *, waits: bool) -> None:
+        """Note that a stream was read, and choose how far to read ahead of it."""
         size_bytes = self.info.size_bytes
-        if run.start == 0 and not run.is_whole and size_bytes > WHOLE_BYTES_MAX:
-            if run.frontier >= size_bytes:
-                run.is_whole = True
+        if stream.start == 0 and not stream.is_whole and size_bytes > WHOLE_BYTES_MAX:
+            if stream.frontier >= size_bytes:
+                stream.is_whole = True
                 self._reads.note_whole(is_whole=True)
-            elif not run.taken_bytes and self._reads.expects_whole:
-                run.goal_bytes = max(run.goal_bytes, EXPECTED_BYTES)
-        self._reads.follow(self, run, waits=waits)
+            elif not stream.taken_bytes and self._reads.expects_whole:
+                stream.goal_bytes = max(stream.goal_bytes, EXPECTED_BYTES)
+        self._reads.follow(self, stream, waits=waits)
 
     def _has(self, start: int, end: int) -> bool:
         with self._reads.lock:
@@ -345,14 +351,14 @@ class PositionedObject:
             index += 1
         return found, gaps
 
-    def _request(self, start: int, end: int, run: ReadRun) -> Piece:
+    def _request(self, start: int, end: int, stream: ReadStream) -> Piece:
         """Return a piece for bytes that a read waits for, and which nobody has requested."""
         size_bytes = self.info.size_bytes
         if size_bytes <= WHOLE_BYTES_MAX and not self._pieces:
             start, end = 0, size_bytes
         else:
             least_bytes = FIRST_BYTES if start == 0 else SMALL_BYTES
-            if run.goal_bytes:
+            if stream.goal_bytes:
                 least_bytes = POOLED_BYTES_MIN
             index = bisect_right(self._starts, start)
             next_start = self._starts[index] if index < len(self._starts) else size_bytes
@@ -360,7 +366,7 @@ class PositionedObject:
         piece = Piece(self, start, end, is_ahead=False)
         self._reads.admit(piece)
         self._insert(piece)
-        run.ahead_end = max(run.ahead_end, end)
+        stream.ahead_end = max(stream.ahead_end, end)
         return piece
 
     def _insert(self, piece: Piece) -> None:
@@ -368,52 +374,52 @@ class PositionedObject:
         self._starts.insert(index, piece.start)
         self._pieces.insert(index, piece)
 
-    def _begin_run(self, start: int, end: int) -> ReadRun:
-        run, old = self._runs.begin(start, end)
+    def _begin_stream(self, start: int, end: int) -> ReadStream:
+        stream, old = self._streams.begin(start, end)
         if old is not None:
             self._reads.forget(old)
-            for piece in [piece for piece in self._pieces if piece.run is old]:
+            for piece in [piece for piece in self._pieces if piece.stream is old]:
                 self._reads.detach(piece)
                 if piece.data is not None:
-                    self._reads.keep(piece, self)
-        return run
+                    self._reads.keep(piece)
+        return stream
 
-    def read_ahead(self, run: ReadRun, sends: list[Piece], *, count_max: int = 64) -> None:
-        """Request what lies ahead of a run, as far as it may go.
+    def read_ahead(self, stream: ReadStream, sends: list[Piece], *, count_max: int = 64) -> None:
+        """Request what lies ahead of a stream, as far as it may go.
 
         Args:
-            run: The run.
+            stream: The stream.
             sends: List to append the pieces to, which are to be sent.
             count_max: The most pieces to request.
         """
         reads, size_bytes = self._reads, self.info.size_bytes
-        part_bytes = reads.part_bytes(run.goal_bytes)
-        ahead_max = run.frontier + run.goal_bytes
-        while (start := max(run.ahead_end, run.frontier)) < size_bytes:
+        part_bytes = reads.part_bytes(stream.goal_bytes)
+        ahead_max = stream.frontier + stream.goal_bytes
+        while (start := max(stream.ahead_end, stream.frontier)) < size_bytes:
             index = bisect_right(self._starts, start)
-            if index and self._pieces[index - 1].end > start:  # another run's, or what was read before
-                run.ahead_end = self._pieces[index - 1].end
+            if index and self._pieces[index - 1].end > start:  # another stream's, or what was read before
+                stream.ahead_end = self._pieces[index - 1].end
                 continue
             end = min((start // part_bytes + 1) * part_bytes, size_bytes)
-            if end > ahead_max and start > run.frontier:
+            if end > ahead_max and start > stream.frontier:
                 return
             if index < len(self._starts):
                 end = min(end, self._starts[index])
-            piece = Piece(self, start, end, run=run, is_ahead=True)
+            piece = Piece(self, start, end, stream=stream, is_ahead=True)
             if not count_max or not reads.admit_ahead(piece):
-                reads.starve(self, run)
+                reads.wait_for_room(self, stream)
                 return
             count_max -= 1
             self._insert(piece)
-            run.ahead_end = end
+            stream.ahead_end = end
             sends.append(piece)
 
-    def pause(self, run: ReadRun) -> None:
-        """Read ahead of a run no more, and drop what has arrived for it, because others need the memory or requests fail."""
-        self._reads.forget(run)
-        run.goal_bytes = 0
-        run.ahead_end = run.frontier
-        for piece in [piece for piece in self._pieces if piece.run is run]:
+    def pause(self, stream: ReadStream) -> None:
+        """Read ahead of a stream no more, and drop what has arrived for it, because others need the memory or requests fail."""
+        self._reads.forget(stream)
+        stream.goal_bytes = 0
+        stream.ahead_end = stream.frontier
+        for piece in [piece for piece in self._pieces if piece.stream is stream]:
             if piece.data is not None:
                 self.drop(piece)
             else:
@@ -438,11 +444,11 @@ class PositionedObject:
                 read.has_ended = True
                 self._waiting.discard(read)
                 ready.append((read, self._give(read, read.pieces)))
-        run = piece.run
-        if run is not None and piece.end <= run.frontier - REORDERED_BYTES_MAX and not piece.given_bytes:
+        stream = piece.stream
+        if stream is not None and piece.end <= stream.frontier - REORDERED_BYTES_MAX and not piece.given_bytes:
             self._reads.detach(piece)  # the program has skipped it
-        if piece.run is None and not piece.is_dropped:
-            self._reads.keep(piece, self)
+        if piece.stream is None and not piece.is_dropped:
+            self._reads.keep(piece)
 
     def _end(self, waiting: Sequence[WaitingRead]) -> None:
         """End reads without giving them bytes."""
@@ -450,8 +456,8 @@ class PositionedObject:
         for read in waiting:
             read.has_ended = True
             for piece in read.pieces:
-                if piece.data is not None and piece.run is None and not piece.is_dropped:
-                    self._reads.keep(piece, self)
+                if piece.data is not None and piece.stream is None and not piece.is_dropped:
+                    self._reads.keep(piece)
 
     def _give(self, read: WaitingRead, pieces: Sequence[Piece]) -> list[memoryview]:
         """Return the bytes of a read, and drop the pieces that were given completely."""
@@ -470,10 +476,10 @@ class PositionedObject:
                 self._reads.detach(piece)
                 if last is not None:
                     self.drop(last)
-            if piece.run is None:
-                self._reads.keep(piece, self)
-        if read.run is not None:
-            read.run.taken_bytes += end - start
+            if piece.stream is None:
+                self._reads.keep(piece)
+        if read.stream is not None:
+            read.stream.taken_bytes += end - start
         return views
 
 

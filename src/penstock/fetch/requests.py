@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import ObjectChangedError, PenstockError, ProtocolError, SpanError
-from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
+from penstock.errors import ConfigError, ObjectChangedError, PenstockError, ProtocolError, SpanError
+from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
+from penstock.system import forks
+from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
 
 if TYPE_CHECKING:
     from penstock.fetch.budget import PartBuffer
     from penstock.fetch.plan import PlanItem
+    from penstock.types import Core
 
 
 class Requester(Protocol):
@@ -39,6 +43,7 @@ class Route(enum.IntEnum):
     """By one request without a range, after a HEAD: the answer and the plan contradict each other about one version."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ObjectRead:
     """One item of the plan on its way.
 
@@ -66,45 +71,28 @@ class ObjectRead:
             goes, when the first answer has told the size; None before and afterwards.
     """
 
-    __slots__ = (
-        "awaits_metadata",
-        "buffer",
-        "claim",
-        "delivered_count",
-        "error",
-        "info",
-        "is_contradicted",
-        "is_misled",
-        "item",
-        "parts",
-        "pending_count",
-        "refusal",
-        "rest",
-        "route",
-        "sent_count",
-        "sequence",
-        "successor",
-    )
+    item: PlanItem
+    sequence: int
+    route: Route = Route.AS_PLANNED
+    parts: list[PartRequest] = field(default_factory=list)
+    sent_count: int = 0
+    delivered_count: int = 0
+    pending_count: int = 0
+    info: ObjectInfo | None = None
+    error: PenstockError | None = None
+    buffer: PartBuffer | None = None
+    awaits_metadata: bool = False
+    claim: tuple[str | None, int | None] | None = None
+    is_contradicted: bool = False
+    is_misled: bool = False
+    refusal: PenstockError | None = None
+    successor: ObjectRead | None = None
+    rest: ByteRange | None = None
 
-    def __init__(self, item: PlanItem, sequence: int, *, route: Route = Route.AS_PLANNED) -> None:
-        self.item = item
-        self.sequence = sequence
-        self.route = route
-        self.is_misled = False
-        self.is_contradicted = False
-        is_claimed = item.etag is not None and item.size_bytes is not None and route is not Route.AS_HEAD_TELLS
-        self.claim = (item.etag, item.size_bytes) if is_claimed else None
-        self.refusal: PenstockError | None = None
-        self.parts: list[PartRequest] = []
-        self.sent_count = 0
-        self.delivered_count = 0
-        self.pending_count = 0
-        self.info: ObjectInfo | None = None
-        self.error: PenstockError | None = None
-        self.buffer: PartBuffer | None = None
-        self.awaits_metadata = False
-        self.rest: ByteRange | None = None
-        self.successor: ObjectRead | None = None
+    def __post_init__(self) -> None:
+        item = self.item
+        if item.etag is not None and item.size_bytes is not None and self.route is not Route.AS_HEAD_TELLS:
+            self.claim = item.etag, item.size_bytes
 
     @property
     def finished(self) -> bool:
@@ -198,6 +186,7 @@ def contradiction_of(info: ObjectInfo, claim: tuple[str | None, int | None] | No
     )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PartRequest:
     """One request of a read: the sink of its answer.
 
@@ -216,30 +205,16 @@ class PartRequest:
         transfer: The transfer under way; None before and afterwards.
     """
 
-    __slots__ = (
-        "buffer",
-        "completion",
-        "grown_bytes",
-        "landing",
-        "length_bytes",
-        "read",
-        "requester",
-        "reserved_bytes",
-        "start",
-        "transfer",
-    )
-
-    def __init__(self, requester: Requester, read: ObjectRead, start: int, length_bytes: int | None) -> None:
-        self.requester = requester
-        self.read = read
-        self.start = start
-        self.length_bytes = length_bytes
-        self.reserved_bytes = 0
-        self.grown_bytes = 0
-        self.landing: Landing | None = None
-        self.buffer: PartBuffer | None = None
-        self.completion: Completion | None = None
-        self.transfer: Transfer | None = None
+    requester: Requester
+    read: ObjectRead
+    start: int
+    length_bytes: int | None
+    reserved_bytes: int = 0
+    grown_bytes: int = 0
+    landing: Landing | None = None
+    buffer: PartBuffer | None = None
+    completion: Completion | None = None
+    transfer: Transfer | None = None
 
     def operation(self) -> Get:
         """The operation that fetches this part."""
@@ -257,6 +232,7 @@ class PartRequest:
         self.requester.on_done(self, completion)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HeadRequest:
     """The sink of a HEAD that asks for a large object's size and for the checksum of the whole object.
 
@@ -264,12 +240,9 @@ class HeadRequest:
         read: The read on whose behalf it is sent.
     """
 
-    __slots__ = ("landing", "read", "requester")
-
-    def __init__(self, requester: Requester, read: ObjectRead) -> None:
-        self.requester = requester
-        self.read = read
-        self.landing: Landing | None = None
+    requester: Requester
+    read: ObjectRead
+    landing: Landing | None = None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Return where the body goes; see ``types.Sink.head``."""
@@ -278,3 +251,149 @@ class HeadRequest:
     def done(self, completion: Completion) -> None:
         """Take the end of the operation; see ``types.Sink.done``."""
         self.requester.on_metadata(self.read, completion)
+
+
+OBJECT_BYTES_MAX = 1 << 46
+"""The largest object of S3 has 50 TB. A listing that states more would be cut into more parts than memory can hold."""
+
+
+class LandingAllocator:
+    """Gives requests the memory that their bodies go to. All methods but ``release`` run under the caller's lock.
+
+    Args:
+        core: The store; it names objects in messages.
+        budget: The budget that the memory is charged to.
+        whole: True delivers each item as one piece of memory, False part by part.
+    """
+
+    def __init__(self, core: Core, budget: Budget, *, whole: bool) -> None:
+        self._core = core
+        self._budget = budget
+        self._whole = whole
+        self._generation = forks.generation()
+
+    def prepare(self, part: PartRequest, estimate_bytes: int, *, force: bool) -> bool:
+        """Reserve the part's bytes, and say where they land if that is already known.
+
+        Args:
+            part: The request that is about to be sent.
+            estimate_bytes: Bytes to reserve for a body of unknown length.
+            force: Whether to reserve them even if that exceeds the budget.
+
+        Returns:
+            False if the budget lacks the bytes and `force` is false.
+        """
+        length, target = part.length_bytes, part.read.item.target
+        if target is not None and target.takes_whole == self._whole and (self._whole or length is not None):
+            part.landing = target.landing(part.start, length)
+            return True
+        # One piece of memory for the object, even if this part is small.
+        if self._whole and part is not part.read.parts[0]:
+            return self._prepare_shared(part, force=force)
+        if length is None or length < POOLED_BYTES_MIN:
+            size_bytes = length if length is not None else estimate_bytes
+            if not self._budget.reserve(size_bytes, force=force):
+                return False
+            part.reserved_bytes = size_bytes
+            return True
+        return self.take_buffer(part, length, force=force)
+
+    def take_buffer(self, part: PartRequest, size_bytes: int, *, force: bool) -> bool:
+        """Give the part a buffer of its own; False if the budget lacks the bytes and `force` is false."""
+        buffer = self._budget.acquire(size_bytes, force=force)
+        if buffer is None:
+            return False
+        part.buffer = buffer
+        if part.read.rest is None:
+            self.land(part)
+        # Otherwise the head of the answer is needed first, and a store may skip it if the landing is known beforehand.
+        return True
+
+    @staticmethod
+    def land(part: PartRequest) -> None:
+        """Let the part's body go to its own buffer."""
+        buffer, length = part.buffer, part.length_bytes
+        assert buffer is not None and length is not None  # noqa: PT018 - a buffer is made for a length
+        part.landing = Landing(buffer.view, 0, length, direct=buffer.owner)
+
+    def _prepare_shared(self, part: PartRequest, *, force: bool) -> bool:
+        """Give a part of an object that is delivered whole its place in the object's one buffer."""
+        read = part.read
+        span = read.span()
+        assert span is not None
+        assert part.length_bytes is not None
+        if read.buffer is None:
+            read.buffer = self._budget.acquire(span.length_bytes, force=force)
+            if read.buffer is None:
+                return False
+            self.join_first(read)
+        offset = part.start - span.start
+        part.landing = Landing(read.buffer.view, offset, offset + part.length_bytes)
+        return True
+
+    def join_first(self, read: ObjectRead) -> None:
+        """Copy the first part, which landed in its own buffer, to the start of its object's buffer, if both exist."""
+        first = read.parts[0]
+        completion = first.completion
+        if read.buffer is None or completion is None:
+            return
+        if first.landing is not None and first.landing.buffer is read.buffer.view:
+            return  # it was copied before
+        body = completion.body
+        first.landing = Landing(read.buffer.view, 0, len(body))
+        first.landing.position = len(body)
+        read.buffer.view[: len(body)] = body
+        completion.landing = first.landing
+        first.buffer = None
+
+    def held_bytes(self, read: ObjectRead, span: ByteRange | None) -> int:
+        """Bytes that `read` has to hold together to deliver `span`; 0 if they go to the caller's memory, or part by part."""
+        return span.length_bytes if self._whole and span is not None and read.item.target is None else 0
+
+    def refuse_oversize(self, read: ObjectRead, span: ByteRange | None) -> None:
+        """Refuse a read that could fill more than half of the budget on its own, or of an object larger than any.
+
+        Raises:
+            ConfigError: `span` is too long to be delivered whole, or the object is too large.
+        """
+        if span is not None and OBJECT_BYTES_MAX < span.end < UNKNOWN_BYTES:
+            raise ConfigError(
+                f"{self._core.describe(read.item.key)}: an object of {span.end} bytes or more is larger than any store has: "
+                f"the limit is {OBJECT_BYTES_MAX} bytes"
+            )
+        held_bytes = self.held_bytes(read, span)
+        if held_bytes > self._budget.bytes_max // 2:
+            raise ConfigError(
+                f"{self._core.describe(read.item.key)}: a read of {held_bytes} bytes is more than half of the budget of "
+                f"{self._budget.bytes_max} bytes",
+                hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
+            )
+
+    def reserve_growth(self, part: PartRequest, length_bytes: int, *, force: bool) -> bool:
+        """Reserve bytes for a body of unknown length that is about to have `length_bytes`.
+
+        Returns:
+            False if the budget lacks the bytes and `force` is false; ``part.grown_bytes`` then says how many it needs.
+
+        Raises:
+            ConfigError: The body has more than half of the budget. It is collected whole, so it can become no longer.
+        """
+        half_bytes = self._budget.bytes_max // 2
+        if length_bytes > half_bytes:
+            raise ConfigError(
+                f"{self._core.describe(part.read.item.key)}: a body of unknown length has {length_bytes} bytes or more, "
+                f"which is more than half of the budget of {self._budget.bytes_max} bytes",
+                hint="stream it with read_parts(), if the store has ranges, or raise FetchConfig(budget_bytes_max=...)",
+            )
+        wanted_bytes = min(2 * length_bytes, half_bytes)
+        if not self._budget.reserve(wanted_bytes - part.reserved_bytes, force=force):
+            part.grown_bytes = wanted_bytes
+            return False
+        part.reserved_bytes = wanted_bytes
+        return True
+
+    def release(self, part: PartRequest) -> None:
+        """Release what was reserved for a part; a ``PartBuffer`` returns itself. Nothing happens in a forked child."""
+        if part.reserved_bytes and self._generation == forks.generation():
+            self._budget.release(part.reserved_bytes)
+            part.reserved_bytes = 0

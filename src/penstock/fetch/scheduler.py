@@ -47,8 +47,8 @@ from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.fetch.landings import LandingAllocator
     from penstock.fetch.plan import PlanItem
+    from penstock.fetch.requests import LandingAllocator
     from penstock.types import Landing, ObjectInfo
 
 SMALL_BYTES = 1 * MIB

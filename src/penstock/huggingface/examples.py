@@ -19,8 +19,8 @@ from datasets.iterable_dataset import _BaseExamplesIterable
 from penstock.config import FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 from penstock.loader import Loader
-from penstock.loader.plan.stages import may_drop, rebatches
 from penstock.pipeline import Sequential
+from penstock.samples.transform import may_drop, rebatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from penstock.loader.loader import Loader
 from penstock.loader.options import LoaderArguments
-from penstock.loader.reporting import Bottleneck
-from penstock.loader.statistics import LoaderStatistics
+from penstock.loader.statistics import Bottleneck, LoaderStatistics
 
 __all__ = ["Bottleneck", "Loader", "LoaderArguments", "LoaderStatistics"]

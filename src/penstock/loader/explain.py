@@ -1,4 +1,4 @@
-"""``explain``: what a loader would do with a pipeline: its plan, requests and memory."""
+"""``explain``: what a loader would do with a pipeline: its plan, requests and memory. ``warm_cache``: its data, read before."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import TYPE_CHECKING, TextIO, Unpack
 
 from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
+from penstock.fetch import PlanItem
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.options import LoaderArguments, LoaderOptions
-from penstock.loader.plan.loader_plan import make_plan
+from penstock.loader.plan.loader_plan import Planner
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.loader.plan.stages import row_bytes
 from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle, check_rereadable
+from penstock.samples.transform import SampleTransform, row_bytes
 from penstock.system.tracebacks import boundary
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from penstock.cache import CacheConfig
+    from penstock.cache.warm import Warmed
+    from penstock.loader.plan.costs import MemoryPlan, RequestEstimate
     from penstock.loader.plan.loader_plan import LoaderPlan
-    from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.plan.request_estimate import RequestEstimate
-    from penstock.sources.data_source import DataSource
-    from penstock.sources.shards import Shard
+    from penstock.sources.shards import DataSource, Shard
+    from penstock.store import Store
+
 
 LISTED_PER_REQUEST = 1000
 _ENTRY = {
@@ -142,7 +146,8 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     fetch = None if given.fetch is None else replace(given.fetch, budget_bytes_max=None)
     finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:
-        plan = make_plan(pipeline, options=given, finder=finder, meter=Meter())
+        transforms = tuple(map(SampleTransform, pipeline.flat().leaves))
+        plan = Planner(pipeline, options=given, transforms=transforms, meter=Meter()).plan(finder)
         made, refusal = _explanation(pipeline, plan, given)
     finally:
         finder.close()
@@ -236,8 +241,8 @@ def _explanation(
     explanation = Explanation(
         pipeline=repr(pipeline),
         sources=sources,
-        rank=plan.rank,
-        world_size=plan.world_size,
+        rank=read_plan.order.rank,
+        world_size=read_plan.order.world_size,
         lanes_count=read_plan.order.lanes_count,
         window=plan.facts["window"],
         batch_size=None if pipeline.stage(Batch) is None else plan.rows_count,
@@ -331,3 +336,50 @@ def _of_epoch(plan: Explanation) -> str:
 
 def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
+
+
+@boundary
+def warm_cache(
+    pipeline: Pipeline,
+    cache: CacheConfig | str | os.PathLike[str],
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    expect: Callable[[int | None], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Warmed:
+    """Read every shard and object of `pipeline`, and its indexes, into `cache`. Blocks that are there already are verified.
+
+    Args:
+        pipeline: A pipeline, with or without stages; all its sources are read.
+        cache: The cache that is passed to the job's ``Loader``.
+        index_dir: The index directory that is passed to the job's ``Loader``.
+        expect: Called once with the number of bytes to read, or with None if it is unknown.
+        progress: Called with the number of requests and of bytes that arrived since the last call.
+
+    Raises:
+        ConfigError: `pipeline` is not a pipeline, or reads nothing from a store.
+        ObjectMissingError: No object matches a prefix or pattern.
+        StoreError: The store failed; what was read before is kept.
+
+    Cost: a listing, and one request per part that is missing.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"warm_cache({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_rereadable(pipeline, "warm_cache")
+    from penstock.cache.warm import Warmed, warm  # imported here, so that `explain` does not import the cache
+
+    finder = SourceFinder(pipeline, fetch=None, index_dir=index_dir, cache=cache)
+    try:
+        by_store: dict[Store, list[PlanItem]] = {}
+        for source in finder.find(index="auto").sources:  # reads the indexes, through the cache
+            for shard in source.shards:
+                item = PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)
+                by_store.setdefault(shard.store, []).append(item)
+        if not by_store:
+            raise ConfigError("there is nothing to warm: this pipeline reads no store", hint="ps.shards(url)")
+        sizes = [item.size_bytes for plan in by_store.values() for item in plan]
+        expect(None if None in sizes else sum(size for size in sizes if size is not None))
+        done = [warm(store, plan, progress=progress) for store, plan in by_store.items()]
+    finally:
+        finder.close()
+    return Warmed(*map(sum, zip(*done, strict=True)))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from penstock.config import SEED_MAX, check_whole
+from penstock.config import SEED_MAX, check_names, check_whole
 from penstock.errors import ConfigError
 from penstock.loader.options import LoaderOptions
-from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
+from penstock.loader.statistics import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.cache import CacheConfig
-    from penstock.config import FetchConfig
-    from penstock.loader.reporting import ScalarWriter
+    from penstock.loader.options import LoaderArguments
     from penstock.loader.session import Session
-    from penstock.loader.statistics import LoaderStatistics
+    from penstock.loader.statistics import LoaderStatistics, ScalarWriter
 
 
 @boundary
@@ -87,39 +85,24 @@ class Loader:
         byte budget and 256 MiB, but at least a part or two for each lane.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        lanes: int | None = None,
-        threads: int | None = None,
-        processes: int = 0,
-        restart_workers: bool = False,
-        stride: tuple[int, int] = (0, 1),
-        in_order: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: Any = None,
-        agree: Callable[[int], int] | None = None,
-        share: Callable[[Callable[[], bytes]], bytes] | None = None,
-        prefetch_batches: int | None = None,
-        index: Literal["auto", "require", "stream"] = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-        on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None,
-        fetch: FetchConfig | None = None,
-        cache: CacheConfig | str | os.PathLike[str] | None = None,
-        progress: bool = False,
-    ) -> None:
-        arguments = locals()
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter("pipeline", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Pipeline"),
+            *inspect.signature(LoaderOptions).parameters.values(),
+        ]
+    )
+
+    def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderArguments]) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        options = LoaderOptions.of(arguments)
+        check_names("Loader", options, LoaderOptions.__dataclass_fields__)
+        checked = LoaderOptions(**options)
         # Imported here, so that importing `Loader` imports neither NumPy nor the engine: pipelines can do without them.
         from penstock.loader.session import Session
 
-        self._session = Session(pipeline, options)
+        self._session = Session(pipeline, checked)
         self._finalizer = weakref.finalize(self, self._session.close)
 
     @property
@@ -313,4 +296,4 @@ def _epochs(loader: Loader, n: int) -> Iterator[int]:
 
 
 def _rebuilt(pipeline: Pipeline, options: LoaderOptions) -> Loader:
-    return Loader(pipeline, **options.values())
+    return Loader(pipeline, **options.given())

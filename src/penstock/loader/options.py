@@ -1,21 +1,25 @@
-"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds. ``Loader`` documents them."""
+"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds; and how batches are made by them.
+
+``Loader`` documents the arguments, and takes its signature from ``LoaderOptions``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from penstock.config import MIB, check_configs, check_path, check_whole, cores_count
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.loader.statistics import LoaderStatistics
-    from penstock.pipeline import Pipeline
+    from penstock.pipeline import Batch, BatchBySize, Pipeline, TokenBlocks
+    from penstock.samples.transform import SampleTransform
 
 PREFETCH_BATCHES = 2
 PREFETCH_BYTES = 4 * MIB
@@ -94,15 +98,6 @@ class LoaderOptions:
 
             CacheConfig.of(self.cache)
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Make the options from a function's arguments, by name.
-
-        Raises:
-            ConfigError: A bound is broken.
-        """
-        return cls(**{entry.name: arguments[entry.name] for entry in fields(cls)})
-
     def _check_numbers(self) -> None:
         if self.threads is not None:
             check_whole("threads", self.threads, 1, THREADS_MAX)
@@ -145,10 +140,48 @@ class LoaderOptions:
         """Number of decode threads: as given, otherwise one for each core that this process may use."""
         return self.threads or cores_count()
 
-    def values(self) -> dict[str, Any]:
-        """All options by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
-
     def given(self) -> dict[str, Any]:
         """The options that differ from their default, by name."""
         return {entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) != entry.default}
+
+
+class Batching(NamedTuple):
+    """The batches that a pipeline asks for.
+
+    Attributes:
+        global_size: Number of samples in a batch of all ranks together, at least 1.
+        drop_last: Whether an incomplete last batch is left out.
+        take_count: Largest number of samples of an epoch; None takes all of them.
+    """
+
+    global_size: int
+    drop_last: bool
+    take_count: int | None
+
+
+class BatchPlan(NamedTuple):
+    """How batches are made, in every epoch.
+
+    Attributes:
+        transforms: Transform of the samples of each source, by number of the source.
+        batch: The stage of the pipeline that makes batches.
+        batch_size: Number of rows of a full batch of this rank.
+        drop_last: Whether the last batch is left out if it is not full.
+        threads_count: Number of decode threads.
+        prefetch_batches: Number of batches that may wait for the training loop, whatever their size.
+        prefetch_bytes: Total size in bytes up to which more batches than that may wait.
+        seed: Seed of the random numbers of samples.
+        token_blocks: Stage that cuts outputs of the others into blocks, the rows of batches; None if there is none.
+        in_order: Whether batches are handed out in order; otherwise whichever is complete first.
+    """
+
+    transforms: tuple[SampleTransform, ...]
+    batch: Batch | BatchBySize
+    batch_size: int
+    drop_last: bool
+    threads_count: int
+    prefetch_batches: int
+    prefetch_bytes: int
+    seed: int
+    token_blocks: TokenBlocks | None = None
+    in_order: bool = True

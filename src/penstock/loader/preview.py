@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,13 @@ from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
 from penstock.memory.buffers import is_typed
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, TokenBlocks, check_rereadable
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, Stored, TokenBlocks, check_rereadable
 from penstock.system.tracebacks import boundary
 from penstock.text.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
 
 PEEK_MAX = 10_000
 VALUE_CHARACTERS_MAX = 40
@@ -120,3 +124,53 @@ def _place(value: Any) -> str:
     """The device of a tensor, unless it is the CPU."""
     device = str(getattr(value, "device", "cpu"))
     return "" if device == "cpu" else f" on {device}"
+
+
+@boundary
+def read_column(pipeline: Pipeline, name: str) -> list[Any]:
+    """Return one member of all samples, in stored order: text as ``str``, numbers as the format stores them, None for nulls.
+
+    Args:
+        pipeline: Pipeline over one source, which is read; its stages are ignored.
+        name: Name of the member.
+
+    Raises:
+        ConfigError: The source is a mix or a pipe, or `name` is not a name.
+        StoreError, DataError: The data cannot be read, or the member is neither text nor one number.
+
+    Cost: a pass over the data set, which reads that member only where the format allows it, and the list.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"read_column({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_rereadable(pipeline, "read_column")
+    source = Pipeline(pipeline.source)
+    if len(source.flat().leaves) > 1:
+        raise ConfigError(f"read_column({source!r}): a mix has no stored order", hint="read the column of each source")
+    with Loader(source.decode(Stored(name, default=None)).batch(1024), lanes=1, rank=0, world_size=1) as loader:
+        return [value for batch in loader for value in batch[name]]
+
+
+@boundary
+def balanced_numbers(labels: Iterable[Hashable], *, weights: Mapping[Any, float] | None = None) -> list[int]:
+    """Return numbers of samples of which every label has as many, or as many as its weight says, for ``Pipeline.pick``.
+
+    Every sample of a label with a weight occurs at least once, and those of rare labels as often as it takes: the numbers
+    of times that samples of one label occur differ by at most one.
+
+    Args:
+        labels: The label of each sample, in stored order, e.g. from ``read_column``.
+        weights: Weight of each label, on any positive scale; others have none, and are left out. None: all the same.
+
+    Raises:
+        ConfigError: No sample has a label with a weight above 0.
+    """
+    found: dict[Any, list[int]] = {}
+    for number, label in enumerate(labels):
+        found.setdefault(label, []).append(number)
+    shares = {label: 1.0 if weights is None else weights.get(label, 0.0) for label in found}
+    scale = max((len(found[label]) / share for label, share in shares.items() if share > 0), default=0)
+    if not scale:
+        raise ConfigError(f"balanced_numbers(weights={weights!r}): no sample has a label with a weight")
+    picked = [np.resize(found[label], round(share * scale)) for label, share in shares.items() if share > 0]
+    numbers: list[int] = np.concatenate(picked).tolist()
+    return numbers

@@ -12,13 +12,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader.batches.run import RunPlan
-from penstock.loader.epoch.consensus import RankConsensus
-from penstock.loader.epoch.opening import open_epoch
-from penstock.loader.epoch.runs import EpochRequest, WorkerOptions
-from penstock.loader.options import PREFETCH_BYTES
-from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
-from penstock.loader.plan.mix import filtered_shares
+from penstock.loader.epoch import Epoch, RankConsensus
+from penstock.loader.plan.loader_plan import Planner, filtered_shares
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.position import (
@@ -28,17 +23,17 @@ from penstock.loader.position import (
     RebatchedPosition,
     feed_position,
 )
-from penstock.loader.reporting import LiveLine
 from penstock.loader.state import LoaderState
-from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
-from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle, TokenBlocks
+from penstock.loader.statistics import LiveLine, LoaderStatistics, Meter, cache_sums
+from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.epoch.batch_sources import BatchSource
+    from penstock.loader.epoch import BatchSource
     from penstock.loader.options import LoaderOptions
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position
     from penstock.loader.workers.process_pool import ProcessPool
 
@@ -59,17 +54,15 @@ class Session:
         self.meter = Meter()
         self.epoch = 0
         self._generation = 0  # counts epochs and restarts: an iterator of an earlier generation is exhausted
-        self._previous_s: float | None = None  # when the training loop got its last batch; None after a pause
-        self._previous_cpu_s = 0.0  # CPU time of its thread until then
+        # when the training loop got its last batch, and CPU time of its thread until then; None after a pause
+        self._previous_s: tuple[float, float] | None = None
         self._first = pipeline  # as given; `on_epoch` may replace it
         self._batches_count = 0  # handed out in this epoch
         self._position: Position | None = None  # position after the last of these batches
-        self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with for this epoch
-        self._has_chosen = False  # whether `on_epoch` was called for this epoch
+        self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with; None before the call
         self._pipeline_change: Mapping[str, Any] | None = None  # the call of `on_epoch` that returned this pipeline
         self._agreed_epoch: int | None = None  # the epoch that all ranks know to be open
         self._loaded: LoaderState | None = None  # the state from which iteration will start
-        self._accepts_changed_data = False
         self._running: BatchSource | None = None
         self._plan: LoaderPlan | None = None
         self._workers: ProcessPool | None = None
@@ -116,39 +109,36 @@ class Session:
             )
         self._is_stepping = True
         try:
-            return self._next()
+            asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
+            numbered = (self._running or self._begin_epoch()).next()
+            got_s = time.perf_counter()
+            previous_s, previous_cpu_s = self._previous_s or (asked_s, asked_cpu_s)
+            self.meter.stepped(previous_s, asked_s, got_s, cpu_s=asked_cpu_s - previous_cpu_s)
+            if numbered is None:
+                if self._line is not None:
+                    self._draw(self._line, is_last=True)
+                self.begin_at(self.epoch + 1)
+                return None
+            self.meter.batches += 1
+            self._batches_count = numbered.number + 1
+            self._position = numbered.position
+            if self._line is not None:
+                self._draw(self._line)
+            if self._checks_shares:
+                self._check_shares()
+            self._previous_s = time.perf_counter(), time.thread_time()
+            return numbered.batch
         finally:
             self._is_stepping = False
 
-    def _next(self) -> Any:
-        asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
-        if self._running is None:
-            if self._line is not None:
-                self._line.begin(self.statistics(), now_s=time.monotonic())
-            self._running = self._open_epoch()
-            if self._closed:  # another thread closed the session in the meantime, and saw no epoch to close
-                self._close_epoch()
-                self.check_open()
-        numbered = self._running.next()
-        got_s = time.perf_counter()
-        previous_s, cpu_s = (
-            (asked_s, 0.0) if self._previous_s is None else (self._previous_s, asked_cpu_s - self._previous_cpu_s)
-        )
-        self.meter.stepped(previous_s, asked_s, got_s, cpu_s=cpu_s)
-        if numbered is None:
-            if self._line is not None:
-                self._draw(self._line, is_last=True)
-            self.begin_at(self.epoch + 1)
-            return None
-        self.meter.batches += 1
-        self._batches_count = numbered.number + 1
-        self._position = numbered.position
+    def _begin_epoch(self) -> BatchSource:
         if self._line is not None:
-            self._draw(self._line)
-        if self._checks_shares:
-            self._check_shares()
-        self._previous_s, self._previous_cpu_s = time.perf_counter(), time.thread_time()
-        return numbered.batch
+            self._line.begin(self.statistics(), now_s=time.monotonic())
+        opened = self._running = self._open_epoch()
+        if self._closed:  # another thread closed the session in the meantime, and saw no epoch to close
+            self._close_epoch()
+            self.check_open()
+        return opened
 
     def _check_shares(self) -> None:
         """Warn once if filters change the shares of a mix."""
@@ -164,17 +154,19 @@ class Session:
         self._generation += 1
         self._batches_count = 0
         self._position = self._loaded = self._epoch_statistics = None
-        self._has_chosen = False
         self._previous_s = None
 
     def planned(self) -> LoaderPlan:
-        """The plan; made at the first call. Cost: see ``make_plan``."""
+        """The plan; made at the first call. Cost: see ``Planner.plan``."""
         if self._plan is None:
             self._plan = self._planned(self.options)
         return self._plan
 
     def _planned(self, options: LoaderOptions) -> LoaderPlan:
-        plan = make_plan(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
+        planner = Planner(
+            self.pipeline, options=options, transforms=self.transforms, meter=self.meter, state=self._loaded
+        )
+        plan = planner.plan(self._finder)
         if plan.read_plan.memory is not None:
             plan.read_plan.memory.check()
         return plan
@@ -205,7 +197,7 @@ class Session:
         """What the loader did so far."""
         dropped: dict[str, int] = {}
         for transform in self.transforms:
-            for stage, count in transform.dropped.items():
+            for stage, count in transform.tolerance.counts().items():
                 dropped[stage] = dropped.get(stage, 0) + count
         cached = cache_sums(self._finder.stores)
         return self.meter.read(threads_count=self.options.threads_count, dropped=dropped, cached=cached)
@@ -228,9 +220,8 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the training loop, as JSON."""
-        return (self._loaded or self._state()).to_json()
-
-    def _state(self) -> LoaderState:
+        if self._loaded is not None:
+            return self._loaded.to_json()
         plan = self._plan
         return LoaderState(
             epoch=self.epoch,
@@ -241,15 +232,14 @@ class Session:
             position=self._position,
             epoch_statistics=self._epoch_statistics,
             pipeline_change=self._pipeline_change,
-        )
+        ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
         """Continue where `state` was saved; see ``Loader.load_state_dict``."""
-        loaded = LoaderState.from_json(state)
+        loaded = LoaderState.from_json(state, accepts_changed_data=accept_changed_data)
         self.begin_at(loaded.epoch)
         self._batches_count = loaded.batches_count
         self._loaded = loaded
-        self._accepts_changed_data = accept_changed_data
         if self._plan is not None and (loaded.kept_facts or self._plan.facts.get("has_set_weights")):
             self._plan = None  # the state decides on weights, lanes and mode
 
@@ -275,7 +265,7 @@ class Session:
         if isinstance(
             self._position, RebatchedPosition
         ):  # samples whose outputs were handed out go through the stages again
-            from_position = max(from_position, position + REBATCHED_SAMPLES_MAX * plan.world_size)
+            from_position = max(from_position, position + REBATCHED_SAMPLES_MAX * plan.read_plan.order.world_size)
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
 
@@ -320,52 +310,24 @@ class Session:
         plan = self.planned()
         if self._loaded is not None:
             self._position = self._resume_position(plan)
-        shuffle = self.pipeline.stage(Shuffle)
-        batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
-        assert batch is not None
-        seed = shuffle.seed if shuffle else 0
-        run_plan = RunPlan(
-            transforms=self.transforms,
-            batch=batch,
-            token_blocks=self.pipeline.stage(TokenBlocks),
-            batch_size=plan.rows_count,
-            drop_last=plan.batching.drop_last,
-            threads_count=self.options.threads_count,
-            prefetch_batches=self.options.prefetch_count,
-            prefetch_bytes=PREFETCH_BYTES if self.options.prefetch_batches is None else 0,
-            seed=seed,
-        )
-        request = EpochRequest(
-            plan=plan,
-            run_plan=run_plan,
-            epoch=self.epoch,
-            position=self._position,
-            first_number=self._batches_count,
-            stride=self.options.stride,
-            in_order=self.options.in_order,
-            meter=self.meter,
-        )
-        epoch = open_epoch(request, consensus=consensus, workers=self._worker_options())
-        self._loaded = None
-        weights = f", weights {plan.facts['weights']}" if "weights" in plan.facts else ""
-        _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.summary, weights)
-        return epoch
-
-    def _worker_options(self) -> WorkerOptions | None:
-        if not self.options.processes:
-            return None
-        if self._workers is None:
+        if self.options.processes and self._workers is None:
             from penstock.loader.workers.process_pool import ProcessPool
 
             self._workers = ProcessPool()
-        return WorkerOptions(self._workers, self.options.processes, self.options.restart_workers)
+        opened = Epoch(
+            plan=plan, number=self.epoch, position=self._position, first_batch=self._batches_count, meter=self.meter
+        ).open(consensus=consensus, pool=self._workers)
+        self._loaded = None
+        weights = f", weights {plan.facts['weights']}" if "weights" in plan.facts else ""
+        _log.info("epoch %d, seed %d, %s%s", self.epoch, plan.batch_plan.seed, plan.summary, weights)
+        return opened
 
     def _resume_position(self, plan: LoaderPlan) -> Position | None:
         """The position of the loaded state, if the state fits the plan."""
         state = self._loaded
         if state is None or not state.facts:
             return None
-        if self._accepts_changed_data and state.data_digest != plan.digest:
+        if state.accepts_changed_data and state.data_digest != plan.digest:
             _log.warning("the data set changed since the state was saved: epoch %d begins again", self.epoch)
             self._batches_count = 0
             return None
@@ -379,7 +341,7 @@ class Session:
     def _choose_pipeline(self, consensus: RankConsensus | None) -> None:
         """Call ``on_epoch`` for the epoch's pipeline; a resumed epoch passes the statistics of the first call again."""
         on_epoch = self.options.on_epoch
-        if on_epoch is None or self._has_chosen:
+        if on_epoch is None or self._epoch_statistics is not None:
             return
         loaded = self._loaded
         statistics = loaded.epoch_statistics if loaded is not None else None
@@ -390,7 +352,6 @@ class Session:
         chosen = self._call_on_epoch(self.epoch, statistics)
         if consensus is not None:
             consensus.smallest(0)  # so that no rank waits elsewhere for a rank whose function failed
-        self._epoch_statistics = statistics
         if chosen is None:
             chosen = current
         else:
@@ -404,7 +365,7 @@ class Session:
             self._use(chosen)
         if consensus is not None:
             self._agree_on_data(consensus)
-        self._has_chosen = True
+        self._epoch_statistics = statistics
 
     def _earlier_pipeline(self, change: Mapping[str, Any] | None) -> Pipeline:
         """The pipeline before the epoch of the loaded state: the first one, or the last that `on_epoch` returned."""

@@ -61,6 +61,7 @@ class LoaderState:
         position: Position from which reading continues; None is the beginning of the epoch.
         epoch_statistics: The statistics that were passed to ``on_epoch`` for this epoch; None if it was not called.
         pipeline_change: The epoch and the statistics for which ``on_epoch`` returned the current pipeline; None if it did not.
+        accepts_changed_data: Whether the epoch begins again if the data set changed; it is not saved.
     """
 
     epoch: int
@@ -71,6 +72,7 @@ class LoaderState:
     position: Position | None = None
     epoch_statistics: Mapping[str, Any] | None = None
     pipeline_change: Mapping[str, Any] | None = None
+    accepts_changed_data: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON."""
@@ -96,7 +98,7 @@ class LoaderState:
         return {name: self.facts[name] for name in names if name in self.facts}
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> Self:
+    def from_json(cls, state: Mapping[str, Any], *, accepts_changed_data: bool = False) -> Self:
         """The state that JSON describes.
 
         Raises:
@@ -137,6 +139,7 @@ class LoaderState:
             position=None if cursor is None else _position_from_json(cursor, mode=state["mode"]),
             epoch_statistics=state.get("on_epoch"),
             pipeline_change=change,
+            accepts_changed_data=accepts_changed_data,
         )
 
     def check_same_job(self, *, mode: str, facts: Mapping[str, Any]) -> None:

@@ -5,19 +5,17 @@ All randomness comes from ``permutation.py``. Golden tests fix every one of them
 """
 
 from penstock.order.batches import Batches, BatchPositions
-from penstock.order.indexed import IndexedOrder, Location, SampleLocations, Segment, SourcePosition
-from penstock.order.mix import MixedSource, MixOrder
+from penstock.order.indexed import IndexedOrder, Segment, SourcePosition
+from penstock.order.laned import LANES_DEFAULT, Location, SampleLocations
+from penstock.order.mix import MixedSource, MixOrder, MixWeights
 from penstock.order.permutation import ORDER_VERSION, key_of, permutation
-from penstock.order.progress import DeliveredBatches
-from penstock.order.stream import LANES_DEFAULT, StreamOrder
-from penstock.order.weights import MixWeights
+from penstock.order.stream import StreamOrder
 
 __all__ = [
     "LANES_DEFAULT",
     "ORDER_VERSION",
     "BatchPositions",
     "Batches",
-    "DeliveredBatches",
     "IndexedOrder",
     "Location",
     "MixOrder",

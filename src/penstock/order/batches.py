@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.order.bounds import RANKS_MAX, check_ranges
 from penstock.order.indexed import SAMPLES_MAX
+from penstock.order.laned import RANKS_MAX, check_ranges
 
 if TYPE_CHECKING:
     import numpy.typing as npt

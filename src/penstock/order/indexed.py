@@ -17,27 +17,22 @@ set.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.order.bounds import RANKS_MAX, WINDOW_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
-from penstock.order.laned import LanedOrder
+from penstock.order.laned import WINDOW_MAX, CountedOrder, SampleLocations, check_lane, check_ranges
 from penstock.order.permutation import LANES, RUN, SHARDS, key_of, permutation
-from penstock.order.stream import LANES_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
-    Integers: TypeAlias = npt.NDArray[np.int64]
+    from penstock.order.laned import Integers
 
 
 SAMPLES_MAX = 1 << 48
-INDEXED_LANES_MAX = 1 << 20  # 16 bytes are held per lane
 
 
 class Segment(NamedTuple):
@@ -46,26 +41,6 @@ class Segment(NamedTuple):
     shard: int
     first: int
     samples_count: int
-
-
-class Location(NamedTuple):
-    """Where a sample lies."""
-
-    source: int  # number of the source in a mix, otherwise 0
-    shard: int  # index of the shard in the listing of its source
-    sample: int  # number of the sample in the shard, from 0
-
-
-class SampleLocations(NamedTuple):
-    """Where samples lie, in the order in which they leave a lane; int64[n] each."""
-
-    sources: Integers
-    shards: Integers
-    samples: Integers
-
-    def location(self, index: int) -> Location:
-        """Return the location of the `index`-th sample, from 0."""
-        return Location(int(self.sources[index]), int(self.shards[index]), int(self.samples[index]))
 
 
 class SourcePosition(NamedTuple):
@@ -77,17 +52,14 @@ class SourcePosition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IndexedOrder(LanedOrder):
+class IndexedOrder(CountedOrder):
     """The order of samples with an index, for one epoch and one rank; the module describes it.
+
+    If `lanes` is given, the order of positions does not depend on the number of ranks.
 
     Attributes:
         samples: Number of samples in each shard, in listed order, at least 0. int64[shards] once constructed.
-        seed: Seed in [0, 2**64), the same for all ranks.
-        epoch: Epoch number, from 0.
-        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if shuffled, else `world_size`.
         window: Largest number of samples that the runs of the job hold together; every lane holds at least one.
-        rank: Number of this rank, in [0, `world_size`).
-        world_size: Number of data-parallel ranks. If `lanes` is given, the order of positions does not depend on it.
         shuffled: Whether shards, lanes and samples are permuted. Otherwise they come as listed and stored, and runs only
             determine what is read at once.
 
@@ -97,13 +69,10 @@ class IndexedOrder(LanedOrder):
     Cost: 24 bytes per shard and 8 per lane; 60 ns per shard to construct, also for another epoch.
     """
 
+    LANES_MAX: ClassVar[int] = 1 << 20  # 16 bytes are held per lane
+
     samples: Sequence[int] | Integers
-    seed: int = 0
-    epoch: int = 0
-    lanes: int | None = None
     window: int = 16384
-    rank: int = 0
-    world_size: int = 1
     shuffled: bool = True
     _shards: Integers = field(init=False, repr=False)  # int64[shards]: indices of shards, in the order of the epoch
     _ends: Integers = field(init=False, repr=False)  # int64[shards]: where each shard ends on the line
@@ -112,16 +81,7 @@ class IndexedOrder(LanedOrder):
     def __post_init__(self) -> None:
         samples = counts_of(self.samples)
         total = int(samples.sum())
-        check_ranges(
-            ("samples", total, 1, SAMPLES_MAX),
-            ("seed", self.seed, 0, WORD_MAX),
-            ("epoch", self.epoch, 0, WORD_MAX),
-            ("window", self.window, 1, WINDOW_MAX),
-            ("world_size", self.world_size, 1, RANKS_MAX),
-            ("rank", self.rank, 0, self.world_size - 1),
-            ("lanes", self.lanes_count, 1, INDEXED_LANES_MAX),
-        )
-        check_lanes(self.lanes_count, self.world_size)
+        self.check(("samples", total, 1, SAMPLES_MAX), ("window", self.window, 1, WINDOW_MAX))
         lanes = np.arange(self.lanes_count, dtype=np.int64)
         shards = np.arange(len(samples), dtype=np.int64)
         if self.shuffled:
@@ -143,17 +103,6 @@ class IndexedOrder(LanedOrder):
     def samples_count(self) -> int:
         """N: number of samples, and of positions, in an epoch."""
         return int(self._ends[-1])
-
-    @property
-    def lanes_count(self) -> int:
-        """L: ``lanes``, or its default if that is None. If there are more lanes than samples, some lanes are empty."""
-        if self.lanes is not None:
-            return self.lanes
-        return LANES_DEFAULT if self.shuffled else self.world_size
-
-    def at_epoch(self, epoch: int) -> IndexedOrder:
-        """Return the order of another epoch."""
-        return replace(self, epoch=epoch)
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,12 +133,17 @@ class IndexedOrder(LanedOrder):
         """Return the segments of a lane from its `index`-th stored sample to its end, in reading order."""
         return self._segments(lane, index, self.lane_length(lane) - index)
 
-    def permute_run(self, lane: int, run_index: int) -> Integers:
-        """Return the order in which the samples of a run leave it; int64[run_length].
+    def permute_run(self, lane: int, run_index: int, count: int | None = None) -> Integers:
+        """Return the order in which the samples of a run leave it; int64[count].
 
         Entry k is the index of the k-th sample that leaves, counted along the segments of the run.
+
+        Args:
+            lane: Number of the lane, in [0, ``lanes_count``).
+            run_index: Index of the run in this lane and epoch, from 0.
+            count: ``run_length(lane, run_index)``, if it is known; None computes it.
         """
-        count = self.run_length(lane, run_index)
+        count = self.run_length(lane, run_index) if count is None else count
         if not self.shuffled:
             return np.arange(count, dtype=np.int64)
         return permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index))
@@ -218,18 +172,6 @@ class IndexedOrder(LanedOrder):
         shards = self._shards[at]
         samples = line - self._ends[at] + np.asarray(self.samples)[shards]
         return SampleLocations(np.zeros(len(line), np.int64), shards, samples)
-
-    def locate(self, position: int) -> Location:
-        """Return where the sample at a position of the job's order lies.
-
-        Raises:
-            ConfigError: `position` is not in [0, ``samples_count``).
-
-        Cost: O(log shards), and the permutation of one run.
-        """
-        check_ranges(("position", position, 0, self.samples_count - 1))
-        index, lane = divmod(position, self.lanes_count)
-        return self.locations(lane, index, 1).location(0)
 
     # ── the interface of ``MixOrder``, for a single source ─────────────────────────────────────────────────────────
 

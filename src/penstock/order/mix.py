@@ -21,28 +21,139 @@ lanes, the lanes of the whole mix differ by at most 1, and positions have no gap
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.order.bounds import RANKS_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
 from penstock.order.circle import CIRCLE_LANES_MAX, Circle
-from penstock.order.indexed import SAMPLES_MAX, IndexedOrder, Location, SampleLocations, SourcePosition, counts_of
-from penstock.order.laned import LanedOrder
+from penstock.order.indexed import SAMPLES_MAX, IndexedOrder, SourcePosition, counts_of
+from penstock.order.laned import WORD_MAX, CountedOrder, SampleLocations, check_lane, check_ranges
 from penstock.order.permutation import PASS, SOURCE, key_of
-from penstock.order.stream import LANES_DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from fractions import Fraction
 
     import numpy.typing as npt
 
-    from penstock.order.indexed import Integers
-    from penstock.order.weights import Entries, MixWeights
+    from penstock.order.laned import Integers
+
+
+Entries: TypeAlias = Sequence[Any]
+"""A sequence of numbers and ``(number, Entries)`` pairs; pairs are lists when they come from JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixWeights:
+    """The weights that hold from a position of an epoch on.
+
+    Attributes:
+        entries: The tree of weights that the module describes; nested tuples once constructed.
+        epoch: Epoch number, from 0.
+        position: Position in that epoch, from 0; the weights hold from the next multiple of L (the number of lanes) on.
+
+    Raises:
+        ConfigError: An entry is not a finite number of at least 0, or all entries of a mix are 0.
+    """
+
+    entries: Entries
+    epoch: int = 0
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", _checked(self.entries))
+        check_ranges(("epoch", self.epoch, 0, WORD_MAX), ("position", self.position, 0, WORD_MAX))
+
+    @property
+    def sources_count(self) -> int:
+        """Number of sources: the leaves of the tree."""
+        return _leaves(self.entries)
+
+    def shares(self, active: Sequence[bool]) -> list[Fraction]:
+        """Return the share of each source; the shares add up to 1, and inactive sources have 0.
+
+        Active sources of a mix that all have weight 0 get equal shares, because their samples still have to be read.
+
+        Args:
+            active: Whether each source takes part.
+        """
+        from fractions import Fraction
+
+        shares = [Fraction(0)] * len(active)
+        if any(active):
+            _share(self.entries, active, 0, Fraction(1), shares)
+        return shares
+
+    def as_json(self) -> list[Any]:
+        """Return ``[epoch, position, entries]``, as a saved state holds it."""
+        return [self.epoch, self.position, _listed(self.entries)]
+
+    @classmethod
+    def from_json(cls, value: Any) -> MixWeights:
+        """Return the weights that ``as_json`` described.
+
+        Raises:
+            ConfigError: `value` is not a result of ``as_json``.
+        """
+        if not isinstance(value, Sequence) or len(value) != 3 or not all(type(part) is int for part in value[:2]):
+            raise ConfigError(f"weights {value!r:.80} of a state must be [epoch, position, entries]")
+        return cls(value[2], value[0], value[1])
+
+
+def _checked(entries: Any) -> tuple[Any, ...]:
+    if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
+        raise ConfigError(f"weights {entries!r} must be a list of numbers", hint="e.g. (0.7, 0.3)")
+    checked = tuple((_number(entry[0]), _checked(entry[1])) if _is_mix(entry) else _number(entry) for entry in entries)
+    if not any(_weight(entry) for entry in checked):
+        raise ConfigError(f"weights {entries!r} must not all be 0")
+    return checked
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"weight {value!r} must be a finite number of at least 0")
+    return value
+
+
+def _is_mix(entry: Any) -> bool:
+    return isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
+
+
+def _weight(entry: Any) -> float:
+    weight: float = entry[0] if isinstance(entry, tuple) else entry
+    return weight
+
+
+def _leaves(entries: Entries) -> int:
+    return sum(_leaves(entry[1]) if isinstance(entry, tuple) else 1 for entry in entries)
+
+
+def _share(entries: Entries, active: Sequence[bool], first: int, share: Fraction, shares: list[Fraction]) -> None:
+    from fractions import Fraction
+
+    alive = []  # (weight, first leaf, entry) of entries with an active source
+    for entry in entries:
+        leaves = _leaves(entry[1]) if isinstance(entry, tuple) else 1
+        if any(active[first : first + leaves]):
+            alive.append((Fraction(_weight(entry)), first, entry))
+        first += leaves
+    total = sum(weight for weight, _, _ in alive)
+    for weight, leaf, entry in alive:
+        part = share * weight / total if total else share / len(alive)
+        if isinstance(entry, tuple):
+            _share(entry[1], active, leaf, part, shares)
+        else:
+            shares[leaf] = part
+
+
+def _listed(entries: Entries) -> list[Any]:
+    return [[entry[0], _listed(entry[1])] if isinstance(entry, tuple) else entry for entry in entries]
+
 
 MixStop = Literal["all", "repeat", "first"]
 _PASSES_KEPT_PER_SOURCE = 2  # at any time, lanes are in one of two consecutive passes
@@ -73,19 +184,16 @@ class _PlanStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MixOrder(LanedOrder):
+class MixOrder(CountedOrder):
     """The order of samples of several sources, for one epoch and one rank; the module describes it.
+
+    The seed of each source is derived from that of the mix.
 
     Attributes:
         sources: The sources, at least one.
         history: The weights in ascending order of (epoch, position), from (0, 0) on: a schedule, and changes made since.
         stop: When the epoch ends, as for ``ps.mix``: ``"all"``, ``"repeat"`` or ``"first"``.
         epoch_samples: Number of positions in an epoch, only with ``"repeat"``; None: until all sources were read.
-        seed: Seed of the mix in [0, 2**64); the seed of each source is derived from it.
-        epoch: Epoch number, from 0.
-        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if a source is shuffled, else `world_size`.
-        rank: Number of this rank, in [0, `world_size`).
-        world_size: Number of data-parallel ranks.
 
     Raises:
         ConfigError: A number is out of range, weights do not fit the sources, or the epoch would be empty.
@@ -94,15 +202,12 @@ class MixOrder(LanedOrder):
         constructing it takes 0.2 ms per lane and source.
     """
 
+    LANES_MAX: ClassVar[int] = CIRCLE_LANES_MAX
+
     sources: tuple[MixedSource, ...]
     history: tuple[MixWeights, ...]
     stop: MixStop = "all"
     epoch_samples: int | None = None
-    seed: int = 0
-    epoch: int = 0
-    lanes: int | None = None
-    rank: int = 0
-    world_size: int = 1
     samples_count: int = field(init=False)
     """Number of positions in this epoch."""
     _circle: Circle = field(init=False, repr=False)
@@ -140,15 +245,9 @@ class MixOrder(LanedOrder):
         return len(self.sources)
 
     @property
-    def lanes_count(self) -> int:
-        """L: ``lanes``, or its default if that is None."""
-        if self.lanes is not None:
-            return self.lanes
-        return LANES_DEFAULT if any(source.shuffled for source in self.sources) else self.world_size
-
-    def at_epoch(self, epoch: int) -> MixOrder:
-        """Return the order of another epoch."""
-        return replace(self, epoch=epoch)
+    def shuffled(self) -> bool:
+        """Whether the samples of a source are permuted."""
+        return any(source.shuffled for source in self.sources)
 
     def with_weights(self, entries: Entries, *, position: int) -> MixOrder:
         """Return the order with other weights from a position of this epoch on. Later changes of the schedule are dropped.
@@ -221,18 +320,6 @@ class MixOrder(LanedOrder):
                 done += len(here)
         return SampleLocations(sources, shards, samples)
 
-    def locate(self, position: int) -> Location:
-        """Return where the sample at a position of the job's order lies.
-
-        Raises:
-            ConfigError: `position` is not in [0, ``samples_count``).
-
-        Cost: O(log shards), 10 µs per source, and the permutation of one run.
-        """
-        check_ranges(("position", position, 0, self.samples_count - 1))
-        round_index, lane = divmod(position, self.lanes_count)
-        return self.locations(lane, round_index, 1).location(0)
-
     # ── plans ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check(self) -> None:
@@ -248,15 +335,7 @@ class MixOrder(LanedOrder):
             raise ConfigError(f"stop={self.stop!r} must be 'all', 'repeat' or 'first'")
         if self.epoch_samples is not None and self.stop != "repeat":
             raise ConfigError(f"epoch_samples={self.epoch_samples} needs stop='repeat', not {self.stop!r}")
-        check_ranges(
-            ("seed", self.seed, 0, WORD_MAX),
-            ("epoch", self.epoch, 0, WORD_MAX),
-            ("world_size", self.world_size, 1, RANKS_MAX),
-            ("rank", self.rank, 0, self.world_size - 1),
-            ("lanes", self.lanes_count, 1, CIRCLE_LANES_MAX),
-            ("epoch_samples", 1 if self.epoch_samples is None else self.epoch_samples, 1, SAMPLES_MAX),
-        )
-        check_lanes(self.lanes_count, self.world_size)
+        self.check(("epoch_samples", 1 if self.epoch_samples is None else self.epoch_samples, 1, SAMPLES_MAX))
 
     def _pass(self, source: int, pass_index: int) -> IndexedOrder:
         kept = self._passes

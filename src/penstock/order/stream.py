@@ -28,28 +28,26 @@ resumption at another world size, and ``len()``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.order.bounds import LANES_MAX, RANKS_MAX, WINDOW_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
+from penstock.order.laned import WINDOW_MAX, LanedOrder, check_lane
 from penstock.order.permutation import RUN, SHARDS, key_of, permutation
 
-LANES_DEFAULT = 64
-"""The usual world sizes divide it. Each lane holds a run and keeps a shard open, so it should not be larger."""
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOrder:
+class StreamOrder(LanedOrder):
     """The order of samples without an index, for one epoch and one rank; the module describes it.
 
     Attributes:
         shards_count: Number of shards of the data set.
-        seed: Seed in [0, 2**64), the same for all ranks.
-        epoch: Epoch number, from 0.
-        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if shuffled, else `world_size`.
         window: Largest number of samples that the runs of the job hold together; every lane holds at least one.
-        rank: Number of this rank, in [0, `world_size`).
-        world_size: Number of data-parallel ranks.
         shuffled: Whether shards and samples are permuted; otherwise shards come as listed and samples as stored.
 
     Raises:
@@ -59,27 +57,13 @@ class StreamOrder:
     """
 
     shards_count: int
-    seed: int = 0
-    epoch: int = 0
-    lanes: int | None = None
     window: int = 16384
-    rank: int = 0
-    world_size: int = 1
     shuffled: bool = True
     _shards: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        check_ranges(
-            ("shards_count", self.shards_count, 1, 1 << 40),
-            ("seed", self.seed, 0, WORD_MAX),
-            ("epoch", self.epoch, 0, WORD_MAX),
-            ("window", self.window, 1, WINDOW_MAX),
-            ("world_size", self.world_size, 1, RANKS_MAX),
-            ("rank", self.rank, 0, self.world_size - 1),
-            ("lanes", self.lanes_configured, 1, LANES_MAX),
-        )
+        self.check(("shards_count", self.shards_count, 1, 1 << 40), ("window", self.window, 1, WINDOW_MAX))
         world_size = self.world_size
-        check_lanes(self.lanes_configured, world_size)
         if self.shards_count < world_size:
             raise ConfigError(
                 f"{self.shards_count} shards are fewer than {world_size} ranks: some rank would have no data",
@@ -92,21 +76,9 @@ class StreamOrder:
         object.__setattr__(self, "_shards", tuple(shards))
 
     @property
-    def lanes_configured(self) -> int:
-        """``lanes``, or its default if that is None."""
-        if self.lanes is not None:
-            return self.lanes
-        return LANES_DEFAULT if self.shuffled else self.world_size
-
-    @property
     def lanes_count(self) -> int:
         """L: number of lanes that have a shard."""
         return min(self.lanes_configured, self.shards_count)
-
-    @property
-    def lanes_owned(self) -> tuple[int, ...]:
-        """Numbers of the rank's lanes that have a shard, ascending; at least one."""
-        return tuple(range(self.rank, self.lanes_count, self.world_size))
 
     def shards_of(self, lane: int) -> list[int]:
         """Return the indices of the lane's shards in the listing, in reading order."""
@@ -121,7 +93,7 @@ class StreamOrder:
         run = max(1, self.window // self.lanes_count)
         return run if run_index else run - lane * run // self.lanes_count
 
-    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
+    def permute_run(self, lane: int, run_index: int, count: int) -> npt.NDArray[np.int64]:
         """Return the order in which the samples of a run leave it: entry k is the index in the run of the k-th sample.
 
         Args:
@@ -130,10 +102,5 @@ class StreamOrder:
             count: Number of samples in the run: ``run_length(lane, run_index)``, or fewer at the end of the lane.
         """
         if not self.shuffled:
-            return list(range(count))
-        order: list[int] = permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index)).tolist()
-        return order
-
-    def at_epoch(self, epoch: int) -> StreamOrder:
-        """Return the order of another epoch."""
-        return replace(self, epoch=epoch)
+            return np.arange(count, dtype=np.int64)
+        return permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index))

@@ -1,14 +1,21 @@
 """Frozen descriptions of what a loader is to do: see README.md in this folder."""
 
-from penstock.pipeline.arrays import Audio, Numpy
+from penstock.pipeline.arrays import Audio, Image, Numpy
 from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget, TokenBlocks
 from penstock.pipeline.dataset import Dataset
 from penstock.pipeline.factories import ConnectionOptions, mix, objects, shards
 from penstock.pipeline.fields import Bytes, Category, Field, Float, Function, Integer, Json, Spec, Stored, Text
-from penstock.pipeline.image import Image
-from penstock.pipeline.mixing import Flat, Mix
 from penstock.pipeline.pipeline import Pipeline, check_rereadable
-from penstock.pipeline.source import Connection, Objects, Sequential, SequentialEpoch, SequentialReader, Shards
+from penstock.pipeline.source import (
+    Connection,
+    Flat,
+    Mix,
+    Objects,
+    Sequential,
+    SequentialEpoch,
+    SequentialReader,
+    Shards,
+)
 from penstock.pipeline.stages import (
     Decode,
     Evaluate,

@@ -1,4 +1,8 @@
-"""``Dataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them."""
+"""``Dataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them.
+
+``Pipeline.open`` opens a data set and a join may read another pipeline, but a layer never imports one that lies above it. So
+``penstock/__init__.py``, which Python runs before any other module of the package, assigns the two functions that do it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -16,6 +20,12 @@ if TYPE_CHECKING:
 Values: TypeAlias = dict[str, Any]
 Many: TypeAlias = "slice | range | list[int] | list[str] | tuple[int, ...] | NDArray[np.integer]"
 D = TypeVar("D")
+
+open_dataset: Callable[..., Any]
+"""Opens the data set of a pipeline; takes the arguments of ``Pipeline.open`` and returns a ``penstock.Dataset``."""
+
+iter_batches: Callable[[Any], Iterator[dict[str, Any]]]
+"""Iterates the batches of a pipeline that ends with ``.batch()``, all of them on this rank, once."""
 
 
 @boundary

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config import check_names
 from penstock.errors import ConfigError
-from penstock.pipeline.mixing import Mix, Stop, parts_of
 from penstock.pipeline.pipeline import Pipeline, check_part
-from penstock.pipeline.source import Connection, Objects, OnCorrupt, Shards
+from penstock.pipeline.source import Connection, Mix, Objects, OnCorrupt, Shards, Stop, parts_of
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:

@@ -64,6 +64,8 @@ class Field(ABC):
     """Whether ``decode`` also takes a typed view: numbers or arrays that the format itself stores as such."""
     EXTRA: ClassVar[str] = ""
     """Extra of the package that installs `MODULES`."""
+    SPEC: ClassVar[Spec | None] = None
+    """Dtype and shape of every value, if they are the same for all fields of the class."""
     name: str
     default: Any = field(default=..., kw_only=True)
     valid: str | None = field(default=None, kw_only=True)
@@ -88,7 +90,7 @@ class Field(ABC):
     @property
     def specs(self) -> tuple[Spec | None, ...]:
         """Dtype and shape of the values of each of `names`; None if they are not known."""
-        return (None,) * len(self.names)
+        return (self.SPEC,) * len(self.names)
 
     @property
     def takes_rng(self) -> bool:
@@ -171,12 +173,8 @@ class Field(ABC):
 class Integer(Field):
     r"""A whole number as text (``7``, ``7\n`` or ``[7]``) or as the format stores it. A batch holds int64[B]."""
 
+    SPEC: ClassVar[Spec | None] = Spec("int64", ())
     TAKES_NUMBERS: ClassVar[bool] = True
-
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """One int64."""
-        return (Spec("int64", ()),)
 
     def decode(self, data: memoryview) -> int:
         """Return a Python int that fits into int64."""
@@ -206,12 +204,8 @@ class Integer(Field):
 class Float(Field):
     r"""A number as text (``0.5``, ``1e-3\n``, ``[7]``, ``nan``) or as the format stores it. A batch holds float64[B]."""
 
+    SPEC: ClassVar[Spec | None] = Spec("float64", ())
     TAKES_NUMBERS: ClassVar[bool] = True
-
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """One float64."""
-        return (Spec("float64", ()),)
 
     def decode(self, data: memoryview) -> float:
         """Return the nearest float64."""
@@ -232,10 +226,7 @@ class Float(Field):
 class Text(Field):
     """UTF-8 text. A batch holds a list of ``str``."""
 
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """Any object: a batch holds a list."""
-        return (OBJECT,)
+    SPEC: ClassVar[Spec | None] = OBJECT
 
     def decode(self, data: memoryview) -> str:
         """Return the text unchanged, including a trailing newline."""
@@ -250,12 +241,8 @@ class Text(Field):
 class Stored(Field):
     """Text, or a number as the format stores it. A batch holds a list. It is what ``Category`` and ``read_column`` go by."""
 
+    SPEC: ClassVar[Spec | None] = OBJECT
     TAKES_NUMBERS: ClassVar[bool] = True
-
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """Any object: a batch holds a list."""
-        return (OBJECT,)
 
     def decode(self, data: memoryview) -> str | int | float:
         """Return a str, int, float or bool."""
@@ -276,6 +263,7 @@ class Category(Field):
         default: Also the code of a category that is not in the list; if it is left out, that is an error.
     """
 
+    SPEC: ClassVar[Spec | None] = Spec("int64", ())
     TAKES_NUMBERS: ClassVar[bool] = True
     values: Sequence[str | int] = field(repr=False)
     _codes: dict[Any, int] = field(init=False, repr=False, compare=False)
@@ -287,11 +275,6 @@ class Category(Field):
         object.__setattr__(self, "_codes", {value: code for code, value in enumerate(values)})
         if not values or len(self._codes) < len(values):
             raise ConfigError(f"{self!r} must be given a list of categories, each once")
-
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """One int64."""
-        return (Spec("int64", ()),)
 
     def decode(self, data: memoryview) -> int:
         """Return the code of a category."""
@@ -324,10 +307,7 @@ class Json(Field):
 class Bytes(Field):
     """The member as it is stored. A batch holds a list of ``bytes``."""
 
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """Any object: a batch holds a list."""
-        return (OBJECT,)
+    SPEC: ClassVar[Spec | None] = OBJECT
 
     def decode(self, data: memoryview) -> bytes:
         """Return a copy of `data`."""
@@ -339,7 +319,46 @@ class Bytes(Field):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Function(Field):
+class DeclaredField(Field):
+    """Base of the fields whose dtype and shape a user may declare.
+
+    Attributes:
+        dtype: Name of the numpy dtype of every value, given together with `shape`; None: the first sample determines both.
+        shape: Shape of every value.
+    """
+
+    TAKES_NUMBERS: ClassVar[bool] = True
+    dtype: str | None = field(default=None, kw_only=True)
+    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        Field.__post_init__(self)
+        if (self.dtype is None) != (self.shape is None):
+            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both or neither")
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """The declared dtype and shape, if any."""
+        return (None,) if self.dtype is None or self.shape is None else (Spec(self.dtype, tuple(self.shape)),)
+
+    @abstractmethod
+    def array(self, data: memoryview) -> NDArray[Any]:
+        """Return the value as an array, which may share the memory of `data`."""
+
+    def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
+        """Copy the value into `out`.
+
+        Raises:
+            ValueError: The value does not have the declared dtype and shape.
+        """
+        array = self.array(data)
+        if array.shape != out.shape or array.dtype != out.dtype:
+            raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
+        out[...] = array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Function(DeclaredField):
     """A member that a function of your own decodes: ``ps.Function("pkl.gz", fn)``.
 
     Attributes:
@@ -348,61 +367,22 @@ class Function(Field):
         shape: Shape of every value.
     """
 
-    TAKES_NUMBERS: ClassVar[bool] = True
     fn: Callable[[memoryview], Any]
-    dtype: str | None = field(default=None, kw_only=True)
-    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        Field.__post_init__(self)
+        DeclaredField.__post_init__(self)
         if not callable(self.fn):
             raise ConfigError(f"Function({self.name!r}, {self.fn!r}) must be given a function of a memoryview")
-        check_declared(self.dtype, self.shape)
-
-    @property
-    def specs(self) -> tuple[Spec | None, ...]:
-        """The declared dtype and shape, if any."""
-        return declared_specs(self.dtype, self.shape)
 
     def decode(self, data: memoryview) -> Any:
         """Return the result of the function."""
         return self.fn(data)
 
-    def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
-        """Write the result of the function into `out`.
-
-        Raises:
-            ValueError: The result does not have the declared dtype and shape.
-        """
+    def array(self, data: memoryview) -> NDArray[Any]:
+        """Return the result of the function as an array."""
         import numpy as np
 
-        write_declared(np.asarray(self.fn(data)), out)
-
-
-def check_declared(dtype: str | None, shape: tuple[int, ...] | None) -> None:
-    """Check the dtype and the shape that a user says every value has.
-
-    Raises:
-        ConfigError: Only one of the two is given.
-    """
-    if (dtype is None) != (shape is None):
-        raise ConfigError(f"dtype={dtype!r} and shape={shape!r}: give both or neither")
-
-
-def declared_specs(dtype: str | None, shape: tuple[int, ...] | None) -> tuple[Spec | None, ...]:
-    """Return the ``specs`` of a field whose values have the given dtype and shape; None leaves it to the first sample."""
-    return (None,) if dtype is None or shape is None else (Spec(dtype, tuple(shape)),)
-
-
-def write_declared(array: NDArray[Any], out: Any) -> None:
-    """Copy a value into its row of a batch.
-
-    Raises:
-        ValueError: It does not have the dtype and shape of the row.
-    """
-    if array.shape != out.shape or array.dtype != out.dtype:
-        raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
-    out[...] = array
+        return np.asarray(self.fn(data))
 
 
 def _text_or_number(data: memoryview) -> str | int | float:

@@ -7,10 +7,9 @@ from operator import index as whole_number
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.pipeline import bindings
+from penstock.pipeline import dataset
 from penstock.pipeline.batching import Batch, BatchBySize, Oversize, TokenBlocks, names_of, padding_of
-from penstock.pipeline.mixing import flattened
-from penstock.pipeline.source import Sequential, Shards
+from penstock.pipeline.source import Sequential, Shards, flattened
 from penstock.pipeline.stages import (
     Decode,
     Evaluate,
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from penstock.config import FetchConfig
     from penstock.pipeline.dataset import Dataset
     from penstock.pipeline.fields import Field
-    from penstock.pipeline.mixing import Flat, Mix
-    from penstock.pipeline.source import Objects
+    from penstock.pipeline.source import Flat, Mix, Objects
     from penstock.pipeline.stages import Sample, Stage
 
 _S = TypeVar("_S", bound="Stage")
@@ -370,10 +368,10 @@ class Pipeline:
 
         Cost: one listing, or one read of the index.
         """
-        dataset: Dataset = bindings.open_dataset(
+        opened: Dataset = dataset.open_dataset(
             self, seed=seed, index=index, index_dir=index_dir, cache=cache, fetch=fetch
         )
-        return dataset
+        return opened
 
     def stage(self, kind: type[_S]) -> _S | None:
         """Return the first stage of a kind, or None."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import compose
 from penstock.errors import ConfigError, DecodeError
-from penstock.pipeline import Objects, Pipeline, Shards, bindings
+from penstock.pipeline import Objects, Pipeline, Shards, dataset
 from penstock.redaction import public_url
 from penstock.text.json_text import parse_json
 from penstock.version import install_hint
@@ -163,7 +163,7 @@ def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, An
 
 
 def _rows_of_pipeline(pipeline: Pipeline) -> Iterable[dict[str, Any]]:
-    for batch in bindings.iter_batches(pipeline.batch(_ROWS_BATCH)):
+    for batch in dataset.iter_batches(pipeline.batch(_ROWS_BATCH)):
         names = [name for name in batch if name not in ("__shard__", "__position__", "__valid__")]
         for values in zip(*(batch[name] for name in names), strict=True):
             yield dict(zip(names, values, strict=True))

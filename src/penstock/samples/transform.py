@@ -6,6 +6,8 @@ stage, it writes straight into the memory of the batch, so that no array is allo
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,20 +18,88 @@ from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingErr
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.sample import likeness
 from penstock.memory.buffers import is_typed
-from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
-from penstock.samples.context import SampleContext
-from penstock.samples.decoding import decoded, decoded_columns, written_in_place
-from penstock.samples.tolerance import Tolerance, Uncounted
+from penstock.pipeline import (
+    Batch,
+    BatchBySize,
+    Decode,
+    Evaluate,
+    Filter,
+    FlatMap,
+    Join,
+    Map,
+    Select,
+    Shards,
+    Shuffle,
+    Take,
+    TokenBlocks,
+)
+from penstock.samples.decoding import SampleContext, decoded, decoded_columns
 from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.formats import Sample, Samples
-    from penstock.pipeline import Field, Pipeline, Spec
+    from penstock.pipeline import Pipeline, Spec
     from penstock.samples.columns import Layout
-    from penstock.samples.context import SampleRandom
+    from penstock.samples.decoding import SampleRandom
     from penstock.samples.joins import Table
+
+
+class Tolerance:
+    """Counts dropped samples by stage, in total for the statistics and per epoch for the bound. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._in_epoch: dict[str, tuple[int, int]] = {}  # by stage: an epoch, and the count in it
+
+    def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
+        """Count a sample as dropped, unless the stage has reached its bound.
+
+        Args:
+            error: Error of the sample.
+            stage: Name of the stage that failed.
+            max_errors: Number of samples that the stage may drop per epoch; 0: none.
+            epoch: Epoch number, from 0.
+
+        Raises:
+            DataError: `error` itself, if the stage may not drop another sample in this epoch.
+        """
+        if not max_errors:
+            raise error
+        with self._lock:
+            counted_epoch, count = self._in_epoch.get(stage, (epoch, 0))
+            if counted_epoch != epoch:
+                count = 0
+            if count < max_errors:
+                self._in_epoch[stage] = (epoch, count + 1)
+                self._counts[stage] = self._counts.get(stage, 0) + 1
+                return
+        error.add_note(f"max_errors={max_errors}: {stage} has already dropped this many samples in epoch {epoch}")
+        raise error
+
+    def count(self, stage: str) -> None:
+        """Count a sample as dropped by a stage whose drops have no bound."""
+        with self._lock:
+            self._counts[stage] = self._counts.get(stage, 0) + 1
+
+    def counts(self) -> dict[str, int]:
+        """Return a copy of the numbers of samples dropped so far, by stage."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Uncounted(Tolerance):
+    """Counts nothing: for samples that pass the stages a second time, whose errors were counted the first time."""
+
+    def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
+        """Raise `error` if the stage drops no samples at all; otherwise do nothing."""
+        if not max_errors:
+            raise error
+
+    def count(self, stage: str) -> None:
+        """Do nothing."""
 
 
 class _PreparedStage(NamedTuple):
@@ -85,17 +155,21 @@ class SampleTransform:
             or any(join.missing == "drop" for join in joins)
         )
         self._ends_raw = is_raw
-        self._writes_rows = not self.is_many and _has_arrays(self._stages[-1].stage if self._stages else None)
+        last = self._stages[-1].stage if self._stages else None
+        # arrays of known shape are worth writing in place
+        has_arrays = isinstance(last, Decode) and any(spec and spec.shape for spec in last.specs.values())
+        self._writes_rows = not self.is_many and has_arrays
         only = self._stages[0].stage if len(kinds) == 1 else None
         self._fields = only.fields if isinstance(only, Decode) else ()
-        self.takes_columns = not kinds or (bool(self._fields) and all(map(_decodes_columns, self._fields)))
+        self.takes_columns = not kinds or (
+            bool(self._fields) and all("decode_column" in vars(type(field)) for field in self._fields)
+        )
         self.tolerance = Tolerance()
-        self._tables = _tables_of(joins, pipeline) if joins else {}
+        self._tables: dict[Join, Table] = {}
+        if joins:
+            from penstock.samples.joins import table_of
 
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Number of samples dropped so far for an error or a missing row, by stage; filtered samples do not count."""
-        return self.tolerance.counts()
+            self._tables = {join: table_of(join, pipeline) for join in joins}
 
     def uncounted(self) -> SampleTransform:
         """Return the same transform for samples that it has seen before: what it drops then is not counted again."""
@@ -198,7 +272,7 @@ class SampleTransform:
             return False
         try:
             assert isinstance(last.stage, Decode)
-            values, written = written_in_place(last.stage, values, context, layout, batch, row)
+            values, written = decoded(last.stage, values, context, layout, batch, row)
         except DataError as error:
             self.tolerance.drop(error, last.name, last.max_errors, context.epoch)
             return False
@@ -242,7 +316,7 @@ class SampleTransform:
         """Return the output of a stage for `values`, or None if the stage drops the sample."""
         stage = prepared.stage
         if isinstance(stage, Decode):
-            return decoded(stage, values, context)
+            return decoded(stage, values, context)[0]
         if isinstance(stage, Select):
             return _selected(stage, values, context)
         if isinstance(stage, Join):
@@ -266,21 +340,6 @@ def _prepared(stage: Any, before: Sequence[_PreparedStage], *, is_raw: bool) -> 
     name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
     takes_rng = getattr(stage, "takes_rng", False)
     return _PreparedStage(stage, name, takes_rng, getattr(stage, "max_errors", 0), is_raw)
-
-
-def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
-    from penstock.samples.joins import table_of
-
-    return {join: table_of(join, pipeline) for join in joins}
-
-
-def _decodes_columns(field: Field) -> bool:
-    return "decode_column" in vars(type(field))
-
-
-def _has_arrays(stage: Any) -> bool:
-    """Whether `stage` decodes arrays of known shape, which are worth writing in place."""
-    return isinstance(stage, Decode) and any(spec and spec.shape for field in stage.fields for spec in field.specs)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,3 +419,37 @@ def _own(result: Any, name: str) -> dict[str, Any]:
             hint="return the sample even if the function changes it in place",
         )
     return {field: value for field, value in result.items() if field not in RESERVED_FIELDS}
+
+
+def is_plain(pipeline: Pipeline) -> bool:
+    """Whether samples are not changed: batches are lists of members as they are stored."""
+    stages = [stage for leaf in pipeline.flat().leaves for stage in leaf.stages]
+    batch = pipeline.stage(Batch)
+    shapes = batch is None or batch.collate is not None or batch.pad or batch.ragged
+    return not shapes and all(isinstance(stage, Shuffle | Take | Evaluate | Batch) for stage in stages)
+
+
+def may_drop(pipeline: Pipeline) -> bool:
+    """Whether samples may be left out of their batch: filtered, failed within ``max_errors``, or corrupt."""
+    leaves = pipeline.flat().leaves
+    skips = any(isinstance(leaf.source, Shards) and leaf.source.on_corrupt != "raise" for leaf in leaves)
+    return skips or any(SampleTransform(leaf).may_drop for leaf in leaves)
+
+
+def rebatches(pipeline: Pipeline) -> bool:
+    """Whether stages change the number of samples, so that what comes out of them fills the batches."""
+    stages = [stage for leaf in pipeline.flat().leaves for stage in leaf.stages]
+    return any(
+        isinstance(stage, FlatMap | TokenBlocks | BatchBySize) or (isinstance(stage, Filter) and stage.refill)
+        for stage in stages
+    )
+
+
+def row_bytes(pipeline: Pipeline) -> int | None:
+    """Size of a sample in a batch, in bytes; None if the stages alone do not tell."""
+    if (blocks := pipeline.stage(TokenBlocks)) is not None:
+        return blocks.length * (np.dtype(blocks.dtype).itemsize + 8 * blocks.position_ids)
+    specs = SampleTransform(pipeline.flat().leaves[0]).specs()
+    if specs is None or any(spec.dtype == "object" for spec in specs.values()):
+        return None
+    return sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
 from penstock.formats import look_into, ranged_of
 from penstock.index import SampleMap
 from penstock.sources.readers import LocatedSample, StoredReader
-from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.sources.shards import gap_bytes_of, may_pay, wanted_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -170,3 +171,40 @@ class IndexedReader(StoredReader):
             found, _, size_bytes, _, if_match = self._known.shards[shard]
             blobs = found.store.read_many([PlanItem(found.key, head, if_match, size_bytes)])
             self._map.set_head(shard, next(blobs).data)
+
+
+class PickedReader(IndexedReader):
+    """Some samples of shards, in the order in which a pipeline picks them. Its numbers count what was picked.
+
+    Args:
+        known: The shards and their index.
+        numbers: Numbers of the samples in all shards together; a number may occur more than once.
+        fields: Members to read; None: all.
+
+    Raises:
+        ConfigError: A number is out of range, or the format of the shards does not allow reading from the middle.
+    """
+
+    def __init__(self, known: Lookup, numbers: Sequence[int], *, fields: frozenset[str] | None) -> None:
+        super().__init__(known, fields=fields)
+        self._picked = np.array(numbers, np.int64)
+        lowest, highest, count = int(self._picked.min()), int(self._picked.max()), super().__len__()
+        if lowest < 0 or highest >= count:
+            raise ConfigError(f"pick() names samples {lowest} to {highest} of {count}")
+
+    def __len__(self) -> int:
+        return len(self._picked)
+
+    def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
+        """Return where the bytes of some of the samples that were picked lie."""
+        return super().located(self._picked[list(numbers)].tolist())
+
+    def iter_keys(self) -> Iterator[str]:
+        """Iterate over what identifies the samples: the versions of their shards, and their numbers."""
+        yield from (f"{each.shard.url}\n{each.if_match}" for each in self._known.shards)
+        yield from map(str, self._picked.tolist())
+
+    def find(self, key: str) -> int | None:
+        """Return None: samples that were picked are not looked up by key."""
+        del key
+        return None

@@ -8,19 +8,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock import compose
+from penstock.config import FetchConfig
 from penstock.errors import ClosedError, ConfigError, ObjectMissingError
 from penstock.formats import conversion_hint, format_of_name
 from penstock.index import FOLDER, EarlyIndex
+from penstock.memory.ranges import merged_spans
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
 from penstock.text.patterns import expand_braces, glob_matcher, has_glob, split_glob
-from penstock.types import lasting_etag
+from penstock.types import ByteRange, lasting_etag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.cache import CacheConfig
-    from penstock.config import FetchConfig
+    from penstock.index import IndexPlace, ShardIndex, ShardRow
+    from penstock.pipeline import SequentialReader
+    from penstock.sources.readers import SampleReader
     from penstock.store import Store
     from penstock.types import Key
 
@@ -305,24 +309,8 @@ class ShardFinder:
     def _store(self, root: str) -> Store:
         store = self._stores.get(root)
         if store is None:
-            connection = self._source.connection
-            store = self._stores[root] = compose.connect(
-                root,
-                endpoint_url=connection.endpoint_url,
-                region=connection.region,
-                profile=connection.profile,
-                credentials=connection.credentials,
-                anonymous=connection.anonymous,
-                addressing=connection.addressing,
-                transport=connection.transport,
-                retry=connection.retry,
-                hedge=connection.hedge,
-                fetch=self._fetch,
-                cache=self._cache,
-                requester_pays=connection.requester_pays,
-                sse_customer_key=connection.sse_customer_key,
-                expected_bucket_owner=connection.expected_bucket_owner,
-            )
+            options = self._source.connection.given()
+            store = self._stores[root] = compose.connect(root, fetch=self._fetch, cache=self._cache, **options)
         if self._closed:  # perhaps after ``close()`` looked for stores to close
             store.close()
             raise ClosedError("the shards were closed while they were listed")
@@ -332,3 +320,90 @@ class ShardFinder:
 def _as_folder(url: str) -> str:
     """Return `url` with a slash at its end. Further slashes belong to the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
     return url if url.endswith("/") else f"{url}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """One source of a pipeline.
+
+    Attributes:
+        shards: Shards, or objects, in an order that their URLs fix.
+        rows: Rows of an index, one for each shard; empty unless an index knows all shards.
+        place: Place of this index; None if there is no index, and for objects.
+        objects: Samples that are objects of their own and need no index; None for shards.
+        indexed_count: Number of shards that an index knows.
+        outdated_count: Number of shards that an index knows in another version only.
+        reader: Gives the samples of a source that cannot be listed; None for shards and objects.
+    """
+
+    shards: Sequence[Shard]
+    rows: Sequence[ShardRow] = ()
+    place: IndexPlace | None = None
+    objects: SampleReader | None = None
+    indexed_count: int = 0
+    outdated_count: int = 0
+    reader: SequentialReader | None = None
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the number of samples is known without reading them."""
+        return self.objects is not None or (self.reader is None and self.indexed_count == len(self.shards))
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Number of samples in each shard; an object is one sample."""
+        return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
+
+    @property
+    def samples_count(self) -> int:
+        """Number of samples that are known so far."""
+        return len(self.objects) if self.objects is not None else sum(row.samples_count for row in self.rows)
+
+    @property
+    def sample_bytes(self) -> float:
+        """Mean size of a sample as stored, in bytes; 0 for objects."""
+        return sum(row.size_bytes for row in self.rows) / max(1, self.samples_count)
+
+
+def gap_bytes_of(shard: Shard) -> int:
+    """Return the widest gap to read through, in bytes: up to this size reading it costs less than another request."""
+    return (shard.store.fetch_config or FetchConfig()).gap_bytes_max
+
+
+def may_pay(shard: Shard, row: ShardRow, fields: frozenset[str] | None) -> bool:
+    """Whether skipping members may save anything: only if the average sample is longer than the gap to read through.
+
+    Args:
+        shard: The shard.
+        row: Row of the shard in the index of the data set.
+        fields: Members that the pipeline needs; None: all.
+    """
+    long_enough = row.size_bytes > gap_bytes_of(shard) * row.samples_count
+    return fields is not None and long_enough and row.format == "tar" and row.has_offsets
+
+
+def wanted_spans(
+    index: ShardIndex, first: int, count: int, *, fields: frozenset[str], gap_bytes: int
+) -> list[ByteRange] | None:
+    """Return the spans to read of samples ``[first, first + count)``: the members in `fields`, and gaps not worth skipping.
+
+    Args:
+        index: The index of the shard.
+        first: Number of the first sample in the shard, from 0.
+        count: Number of samples.
+        fields: Members that the pipeline needs.
+        gap_bytes: The widest gap to read through.
+
+    Returns:
+        Spans in ascending order; None: read all bytes, because skipping saves at most `gap_bytes` or the index does not
+        say where the members lie.
+    """
+    members = index.members
+    if members is None or index.offsets is None or not fields.issubset(members.names):
+        return None
+    extent_bytes = int(index.offsets[first + count] - index.offsets[first])
+    found = index.member_spans(first, count, sorted(fields))
+    assert found is not None
+    spans = merged_spans(map(ByteRange._make, found.reshape(-1, 2).tolist()), gap_bytes=gap_bytes)
+    saved_bytes = extent_bytes - sum(span.length_bytes for span in spans)
+    return list(spans) if saved_bytes > gap_bytes else None

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch.utils.data
 
-from penstock.access.dataset import PipelineDataset, transform_of
+from penstock.access import PipelineDataset, transform_of
 from penstock.config import SEED_MAX, FetchConfig, check_whole, default_budget_bytes, share_machine
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.loader.plan.stages import may_drop
 from penstock.pipeline import Sequential
+from penstock.samples.transform import may_drop
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.torch.batches import as_tensors
@@ -27,7 +27,7 @@ from penstock.torch.lightning import calling_loop, is_lost_on_resuming
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.access.dataset import Index
+    from penstock.access import Index
     from penstock.cache import CacheConfig
     from penstock.loader import LoaderStatistics
     from penstock.loader.options import LoaderArguments

@@ -29,7 +29,7 @@ from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, UnavailableError
 from penstock.fetch import PlanItem
 from penstock.fetch.budget import process_budget
-from penstock.loader.warming import warm_cache
+from penstock.loader.explain import warm_cache
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced

@@ -10,7 +10,7 @@ from loading import formatted, index, shard, write_counted, write_formatted
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.loader.explain import explain
-from penstock.loader.plan.memory import MemoryPlan
+from penstock.loader.plan.costs import MemoryPlan
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from penstock.loader.options import LoaderOptions
 
 def test_options_are_stated_alike() -> None:
     """``Loader``, its checked options and the options that other functions pass on have equal names, types and defaults."""
-    parameters = list(inspect.signature(ps.Loader.__init__).parameters.values())[2:]
+    parameters = list(inspect.signature(ps.Loader).parameters.values())[1:]
     stated = [(each.name, each.annotation, each.default) for each in parameters]
     assert [(each.name, each.type, each.default) for each in fields(LoaderOptions)] == stated
     passed_on = {name: kind.__forward_arg__ for name, kind in LoaderArguments.__annotations__.items()}

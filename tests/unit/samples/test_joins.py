@@ -12,7 +12,7 @@ from loading import counted, shard
 from penstock.errors import ConfigError, DecodeError, FieldMissingError, ObjectMissingError
 from penstock.formats import Sample
 from penstock.pack.entries import read_table
-from penstock.samples.context import SampleRandom
+from penstock.samples.decoding import SampleRandom
 from penstock.samples.transform import SampleTransform
 
 ROWS = [
@@ -65,7 +65,7 @@ def test_samples_without_a_row(tmp_path: Path) -> None:
     transform = SampleTransform(ps.shards("/data/").join(table, missing="drop"))
     assert transform.may_drop
     assert transform(Sample("9", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0)) is None
-    assert transform.dropped == {"join[0]": 1}
+    assert transform.tolerance.counts() == {"join[0]": 1}
 
 
 def test_a_field_is_never_replaced(tmp_path: Path) -> None:

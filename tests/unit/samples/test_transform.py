@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.errors import ConfigError, DecodeError, FieldMissingError
 from penstock.formats import Sample
 from penstock.samples.columns import Layout
-from penstock.samples.context import SampleRandom
+from penstock.samples.decoding import SampleRandom
 from penstock.samples.transform import SampleTransform
 
 
@@ -223,12 +223,12 @@ def test_bad_samples_are_dropped_up_to_a_bound() -> None:
         return transform(sample(cls=cls), shard="s", position=0, random=SampleRandom(seed=0, epoch=epoch))
 
     assert [call(b"x"), call(b"2"), call(b"1"), call(b"x")] == [None, {"cls": 2}, None, None]
-    assert transform.dropped == {"decode": 2, "map[0]": 1}
+    assert transform.tolerance.counts() == {"decode": 2, "map[0]": 1}
     with pytest.raises(DecodeError, match="not a whole number") as caught:
         call(b"x")
     assert caught.value.__notes__ == ["max_errors=2: decode has already dropped this many samples in epoch 0"]
     assert call(b"x", epoch=1) is None
-    assert transform.dropped == {"decode": 3, "map[0]": 1}
+    assert transform.tolerance.counts() == {"decode": 3, "map[0]": 1}
 
 
 def test_missing_members_count_as_errors() -> None:
@@ -238,7 +238,7 @@ def test_missing_members_count_as_errors() -> None:
     written = transform.write(sample(), layout, layout.allocate(1), 0, shard="s", position=0,
                           random=SampleRandom(seed=0, epoch=0))  # fmt: skip
     assert written is False
-    assert transform.dropped == {"decode": 1}
+    assert transform.tolerance.counts() == {"decode": 1}
 
 
 def test_writing_decodes_into_the_row() -> None:

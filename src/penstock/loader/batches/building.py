@@ -16,18 +16,19 @@ import numpy as np
 from penstock.config import MIB
 from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
-from penstock.loader.batches.run import OpenBatch
+from penstock.loader.batches.threads import OpenBatch
 from penstock.memory.buffers import as_bytes, is_typed
 from penstock.samples.columns import Layout
-from penstock.samples.context import ThreadRandom
+from penstock.samples.decoding import ThreadRandom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.formats import Sample
-    from penstock.loader.batches.run import EpochRun, RunPlan
+    from penstock.loader.batches.threads import ThreadBackend
     from penstock.loader.lanes.feed import Feed, SampleBlock
     from penstock.loader.lanes.segments import SampleSource
+    from penstock.loader.options import BatchPlan
 
 TASK_ROWS_MAX = 32
 TASK_BYTES_MAX = 4 * MIB  # a task keeps the parts alive that its samples lie in
@@ -41,29 +42,29 @@ class RawBatchBuilder:
     """Builds batches of members as they are stored: lists of ``bytes``.
 
     Args:
-        run: Run whose batches this builder makes.
+        backend: Backend whose batches this builder makes.
         feed: Samples of the epoch.
     """
 
-    def __init__(self, run: EpochRun, feed: Feed) -> None:
-        self._run = run
+    def __init__(self, backend: ThreadBackend, feed: Feed) -> None:
+        self._backend = backend
         self._feed = feed
         self._names: tuple[str, ...] | None = None
         self._typed: set[str] = set()  # members that are numbers by their format
 
     def build(self) -> None:
         """Make all batches, in the reader thread."""
-        run, feed, size = self._run, self._feed, self._run.plan.batch_size
-        while not run.stopping and (block := feed.take(size)) is not None:
+        backend, feed, size = self._backend, self._feed, self._backend.plan.batch_size
+        while not backend.stopping and (block := feed.take(size)) is not None:
             rows = len(block.samples)
-            if rows < size and run.plan.drop_last:
+            if rows < size and backend.plan.drop_last:
                 return
             kept = without_lost(block)
             batch = OpenBatch(self.columns(kept) if kept.samples else {}, None)
             batch.rows = len(kept.samples)
             batch.sealed = True
             batch.position = feed.position()
-            run.append(batch)
+            backend.append(batch)
 
     def columns(self, block: SampleBlock) -> dict[str, Any]:
         """The columns of a batch that holds the samples of `block`."""
@@ -145,7 +146,7 @@ def without_lost(block: SampleBlock) -> SampleBlock:
     )
 
 
-def declared_layout(plan: RunPlan) -> Layout | None:
+def declared_layout(plan: BatchPlan) -> Layout | None:
     """The layout that the stages of the pipeline declare; None if only the first sample tells dtypes and shapes."""
     batch = plan.batch
     declared = [transform.specs() for transform in plan.transforms]
@@ -179,26 +180,26 @@ class RowBatchBuilder:
     """Builds batches of decoded values; the row of each sample is known before the sample is decoded.
 
     Args:
-        run: Run whose batches this builder makes.
+        backend: Backend whose batches this builder makes.
         feed: Samples of the epoch.
         epoch: Epoch number, from 0. With the seed and the position it determines a sample's random numbers.
     """
 
-    def __init__(self, run: EpochRun, feed: Feed, *, epoch: int) -> None:
-        self._run = run
+    def __init__(self, backend: ThreadBackend, feed: Feed, *, epoch: int) -> None:
+        self._backend = backend
         self._feed = feed
-        self._layout = declared_layout(run.plan)
+        self._layout = declared_layout(backend.plan)
         self._size = 0  # rows of the batch that is open
-        self._random = ThreadRandom(seed=run.plan.seed, epoch=epoch)
-        self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
+        self._random = ThreadRandom(seed=backend.plan.seed, epoch=epoch)
+        self._task_rows_max = min(TASK_ROWS_MAX, max(1, backend.plan.batch_size // (2 * backend.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # size of a sample of the last block: it bounds the next block
         self._rows_max = BLOCK_ROWS_MAX
 
     def build(self) -> None:
         """Make all batches, in the reader thread."""
-        run, feed = self._run, self._feed
+        backend, feed = self._backend, self._feed
         batch: OpenBatch | None = None
-        while not run.stopping:
+        while not backend.stopping:
             if batch is None:
                 self._size = self._next_size()
                 if not self._size:
@@ -217,11 +218,11 @@ class RowBatchBuilder:
                 batch.position = feed.position()
             self._hand_out(batch, block, known, seal=filled)
             batch = None if filled else batch
-        if batch is not None and not run.plan.drop_last and not run.stopping:
+        if batch is not None and not backend.plan.drop_last and not backend.stopping:
             batch.position = feed.position()
-            with run.changed:
+            with backend.changed:
                 batch.sealed = True
-                run.changed.notify_all()
+                backend.changed.notify_all()
 
     def _decode(self, task: DecodeTask) -> None:
         """Fill the rows of one task, in a decode thread."""
@@ -240,7 +241,7 @@ class RowBatchBuilder:
 
     def _layout_of(self, values: Mapping[str, Any]) -> Layout:
         """The layout of batches whose first sample has these values."""
-        return Layout(values, self._run.plan.batch)
+        return Layout(values, self._backend.plan.batch)
 
     def _write(self, task: DecodeTask, row: int, sample: Sample, segment: SampleSource, position: int) -> bool:
         """Fill a row; False if the sample is dropped."""
@@ -251,7 +252,7 @@ class RowBatchBuilder:
                 layout.put(task.batch.values, row, values, key=sample.key, shard=segment.url)
             return values is not None
         assert layout is not None
-        return self._run.plan.transforms[segment.source].write(
+        return self._backend.plan.transforms[segment.source].write(
             sample,
             layout,
             task.batch.values,
@@ -266,7 +267,7 @@ class RowBatchBuilder:
         known: dict[int, Mapping[str, Any] | None] = {}
         row = batch.rows if batch is not None else 0
         for sample, segment, position in zip(block.samples, block.segments, block.positions.tolist(), strict=True):
-            values: Mapping[str, Any] | None = self._run.plan.transforms[segment.source](
+            values: Mapping[str, Any] | None = self._backend.plan.transforms[segment.source](
                 sample, shard=segment.url, position=position, random=self._random.random
             )
             known[row] = values
@@ -281,7 +282,7 @@ class RowBatchBuilder:
 
     def _next_size(self) -> int:
         """Number of rows of the next batch; 0 if there is none."""
-        return self._run.plan.batch_size
+        return self._backend.plan.batch_size
 
     def _allocated(self, size: int) -> dict[str, Any]:
         """Memory for those columns of a new batch that are already known."""
@@ -298,27 +299,27 @@ class RowBatchBuilder:
         return batch
 
     def _queue(self, batch: OpenBatch) -> None:
-        """Append a new batch to the queue of the run, while it is still being filled."""
-        self._run.append(batch)
+        """Append a new batch to the queue of the backend, while it is still being filled."""
+        self._backend.append(batch)
 
     def _hand_out(
         self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
         """Give the samples of a block their rows, and hand them to the decode threads as tasks."""
-        run, first_row, count = self._run, batch.rows, len(block.samples)
+        backend, first_row, count = self._backend, batch.rows, len(block.samples)
         batch.values["__key__"][first_row : first_row + count] = keys_of(block.samples)
         batch.values["__shard__"][first_row : first_row + count] = map(_URL, block.segments)
         batch.values["__position__"][first_row : first_row + count] = block.positions
         if self._put_columns(batch, block):
             self._rows_max = self._size  # no thread waits for rows to decode
-            with run.changed:
+            with backend.changed:
                 batch.rows += count
                 batch.sealed = seal
-                run.changed.notify_all()
+                backend.changed.notify_all()
             return
         positions = block.positions.tolist()
         step = min(self._task_rows_max, max(1, TASK_BYTES_MAX // self._sample_bytes))
-        with run.changed:
+        with backend.changed:
             batch.rows += count
             batch.missing += count
             batch.sealed = seal
@@ -332,11 +333,11 @@ class RowBatchBuilder:
                 positions[begin:end],
                 known,
             )
-            run.tasks.put(partial(self._decode, task))
+            backend.tasks.put(partial(self._decode, task))
 
     def _put_columns(self, batch: OpenBatch, block: SampleBlock) -> bool:
         """Fill the rows of a block here, if its samples can be decoded in columns."""
-        transforms = self._run.plan.transforms
+        transforms = self._backend.plan.transforms
         if self._layout is None or len(transforms) > 1 or not isinstance(block.samples, Samples):
             return False
         columns = transforms[0].columns(block.samples) if transforms[0].takes_columns else None
@@ -345,11 +346,11 @@ class RowBatchBuilder:
     def _finish(
         self, batch: OpenBatch, rows_count: int, dropped: list[int], *, error: BaseException | None, row: int
     ) -> None:
-        run = self._run
-        with run.changed:
+        backend = self._backend
+        with backend.changed:
             batch.missing -= rows_count
             batch.dropped += dropped
             if error is not None and (batch.error is None or row < batch.error_row):
                 batch.error, batch.error_row = error, row  # the first row in order, whichever thread failed first
             if batch.sealed and not batch.missing:
-                run.changed.notify_all()
+                backend.changed.notify_all()

@@ -8,6 +8,7 @@ Python for each, in blocks well under 1 µs (docs/development/measurements.md).
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -23,26 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
-    from penstock.order import MixOrder
+    from penstock.order import IndexedOrder, MixOrder, StreamOrder
 
 
 FORGOTTEN_MIN = 8
 """Smallest number of samples handed out that are let go of together. They also have to be a quarter of those that were ready,
 so that it costs next to nothing."""
-
-
-class RunOrder(Protocol):
-    """The lengths and permutations of a lane's runs; ``StreamOrder`` is one."""
-
-    @property
-    def shuffled(self) -> bool:
-        """Whether runs are permuted; if not, samples are handed out in stored order."""
-
-    def run_length(self, lane: int, run_index: int) -> int:
-        """Number of samples in a run. The last run of a lane may turn out shorter; 0 says that there is none."""
-
-    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The order in which a run is handed out: its k-th sample handed out is sample number ``result[k]`` of the run."""
 
 
 class PieceReader(Protocol):
@@ -55,17 +42,15 @@ class PieceReader(Protocol):
         """Cancel what is being read; from any thread, idempotent."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PinnedBytes:
     """Counts the bytes of parts that samples in runs keep from being reused. Beyond the bound, samples are copied out."""
 
-    __slots__ = ("bytes_max", "held_bytes")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.held_bytes = 0
+    bytes_max: int
+    held_bytes: int = 0
 
 
-class _ReadyRun(NamedTuple):
+class _Run(NamedTuple):
     """A run whose samples can be handed out.
 
     Attributes:
@@ -113,7 +98,7 @@ class Lane:
 
     Args:
         number: Number of the lane.
-        runs: The lengths and permutations of its runs.
+        order: The lengths and permutations of its runs.
         reader: Reads its samples in stored order, from `start` on.
         pins: Counts pinned bytes, for all lanes of this rank.
         start: The run that is read first; None: the first of the lane.
@@ -124,14 +109,15 @@ class Lane:
         self,
         number: int,
         *,
-        runs: RunOrder,
+        order: IndexedOrder | StreamOrder,
         reader: PieceReader,
         pins: PinnedBytes,
         start: RunStart | None = None,
         given_count: int = 0,
     ) -> None:
         self.number = number
-        self._runs = runs
+        self._order = order
+        self._shuffled = order.shuffled  # if not, samples are handed out in stored order
         self._reader = reader
         self._pins = pins
         self._ended = False
@@ -141,13 +127,13 @@ class Lane:
         self._ready: Sequence[Sample] = []
         self._ready_from: list[SampleSource] = []
         self._ready_at = 0
-        self._ready_runs: deque[_ReadyRun] = deque()  # at least the last one that was handed out
+        self._ready_runs: deque[_Run] = deque()  # at least the last one that was handed out
         self._filling: Sequence[Sample] = []
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
         self._wanted_count = 0  # length that the run being filled should have, by what was taken of the one before
         self._start = start or LANE_BEGIN[0]  # of the run being filled
-        self._run_length = runs.run_length(number, self._start.run_index)
+        self._run_length = order.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count
 
     def prepare(self, count: int) -> int:
@@ -167,7 +153,7 @@ class Lane:
         self.taken_count += count
         while len(self._ready_runs) > 1 and self._ready_runs[0].end_count <= self.taken_count:
             self._pins.held_bytes -= self._ready_runs.popleft().pinned_bytes
-        if self._runs.shuffled:
+        if self._shuffled:
             self._wanted_count = wanted = min(self._wanted_count + count, self._run_length)
             while len(self._filling_from) < wanted and (self._pieces or self._read()):
                 self._fill(wanted)
@@ -205,7 +191,7 @@ class Lane:
 
     def _turn_over(self) -> bool:
         """Make the run being filled ready; False at the end of the lane."""
-        if self._runs.shuffled:
+        if self._shuffled:
             while len(self._filling_from) < self._run_length and (self._pieces or self._read()):
                 self._fill(self._run_length)
         elif self._pieces or self._read():  # nothing is permuted: a piece is ready as it is
@@ -215,16 +201,16 @@ class Lane:
         run_from, self._filling_from = self._filling_from, []
         if not run:
             # permuted: a run of length 0, or the end; in stored order: a part that completed no sample, or the end
-            return not (self._ended or self._runs.shuffled)
-        if self._runs.shuffled:
-            order = self._runs.permute_run(self.number, self._start.run_index, len(run))
+            return not (self._ended or self._shuffled)
+        if self._shuffled:
+            order = self._order.permute_run(self.number, self._start.run_index, len(run)).tolist()
             run, run_from = reordered(run, order), [run_from[index] for index in order]
         self._settled_count += len(run)
-        self._ready_runs.append(_ReadyRun(self._start, self._settled_count, self._filling_bytes))
+        self._ready_runs.append(_Run(self._start, self._settled_count, self._filling_bytes))
         self._filling_bytes = 0
         run_index = self._start.run_index + 1
         self._start = RunStart(run_index, None, 0, 0, self._settled_count)
-        self._run_length = self._runs.run_length(self.number, run_index)
+        self._run_length = self._order.run_length(self.number, run_index)
         self._ready, self._ready_from = (
             joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
@@ -261,7 +247,7 @@ class Lane:
             if self._piece_at == len(piece.samples):
                 self._pieces.popleft()
                 self._piece_at = 0
-            if self._runs.shuffled:
+            if self._shuffled:
                 samples = self._pinned(samples, piece.sample_bytes)
             self._filling = joined(self._filling, samples)
             self._filling_from += [piece.segment] * len(samples)
@@ -399,11 +385,9 @@ class MixedLane:
         return samples, taken_from
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _SourcePass:
     """A lane of a source in one pass over it, and the number of samples that remain in it."""
 
-    __slots__ = ("lane", "remaining_count")
-
-    def __init__(self, lane: SampleLane, remaining_count: int) -> None:
-        self.lane = lane
-        self.remaining_count = remaining_count
+    lane: SampleLane
+    remaining_count: int

@@ -19,7 +19,7 @@ from penstock.errors import ClosedError, ConfigError, PenstockError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import LOST, format_of_name, joined, look_into, ranged_of
 from penstock.loader.lanes.segments import ParsedSamples, missing_samples_error
-from penstock.sources.selecting import gap_bytes_of
+from penstock.sources.shards import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
 

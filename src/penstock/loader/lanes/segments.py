@@ -6,13 +6,14 @@ pass over, and how many to read.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.errors import CorruptShardError
 from penstock.fetch import PARTS_PER_REQUEST, PlanItem
 from penstock.formats import FORMATS, format_of_name, narrowed
-from penstock.sources.selecting import gap_bytes_of
+from penstock.sources.shards import gap_bytes_of
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ These are two lists rather than one list of pairs, because the garbage collector
 another, again and again: a window of 16 384 pairs cost 2 µs per sample."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ShardSegment:
     """Consecutive samples of one shard.
 
@@ -94,46 +96,23 @@ class ShardSegment:
         url: URL of the shard, without secrets.
     """
 
-    __slots__ = (
-        "bounds",
-        "count",
-        "end_bytes",
-        "first_sample",
-        "format",
-        "index",
-        "offset_bytes",
-        "shard",
-        "skip_count",
-        "source",
-        "spans",
-        "url",
-    )
+    shard: Shard
+    index: int
+    _: KW_ONLY
+    offset_bytes: int = 0
+    first_sample: int = 0
+    skip_count: int = 0
+    count: int | None = None
+    bounds: Callable[[], Any] | None = None
+    format: str | None = None
+    source: int = 0
+    end_bytes: int | None = None
+    spans: Sequence[ByteRange] | None = None
+    url: str = field(init=False)
 
-    def __init__(
-        self,
-        shard: Shard,
-        index: int,
-        *,
-        offset_bytes: int = 0,
-        first_sample: int = 0,
-        skip_count: int = 0,
-        count: int | None = None,
-        bounds: Callable[[], Any] | None = None,
-        format_name: str | None = None,
-        source: int = 0,
-    ) -> None:
-        self.shard = shard
-        self.source = source
-        self.index = index
-        self.offset_bytes = offset_bytes
-        self.end_bytes: int | None = None
-        self.first_sample = first_sample
-        self.skip_count = skip_count
-        self.count = count
-        self.spans: Sequence[ByteRange] | None = None
-        self.bounds = bounds
-        self.format = narrowed(shard.format, format_name)
-        self.url = shard.url
+    def __post_init__(self) -> None:
+        self.format = narrowed(self.shard.format, self.format)
+        self.url = self.shard.url
 
     @property
     def is_whole(self) -> bool:

@@ -6,29 +6,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.loader.lanes.feed import LanesFeed, OpenedFeed
-from penstock.loader.lanes.first_batch import FirstBatchPrefetch, PrefetchedLane
+from penstock.loader.lanes.feed import LanesFeed
+from penstock.loader.lanes.first_batch import (
+    FirstBatchPrefetch,
+    PrefetchedLane,
+    ShardIndexes,
+    part_of,
+    parts_of,
+    passes_of,
+    positions_between,
+    round_of,
+)
 from penstock.loader.lanes.lane import Lane, PinnedBytes
-from penstock.loader.lanes.lane_parts import ShardIndexes, part_of, parts_of, passes_of, positions_between, round_of
 from penstock.loader.lanes.lane_reader import LaneReader
-from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
+from penstock.loader.plan.costs import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import StreamPosition
 from penstock.order import Batches, MixOrder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.batching import Batching
     from penstock.loader.lanes.feed import Feed
-    from penstock.loader.lanes.first_batch import PrefetchedSamples
+    from penstock.loader.lanes.first_batch import LanePart, PrefetchedSamples
     from penstock.loader.lanes.lane import SampleLane
-    from penstock.loader.lanes.lane_parts import LanePart
     from penstock.loader.lanes.segments import ReadOptions
-    from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.loader.options import Batching
+    from penstock.loader.plan.costs import MemoryPlan, RequestEstimate
     from penstock.loader.position import FeedPosition
     from penstock.order import IndexedOrder
-    from penstock.sources.data_source import DataSource
+    from penstock.sources.shards import DataSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +59,19 @@ class IndexedReadPlan:
     prefetched_count: int
     memory: MemoryPlan | None
 
-    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
-        """The samples of an epoch from a position on; None is the beginning of the epoch."""
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> tuple[Feed, Batches]:
+        """The samples of an epoch from a position on, and the batches that they form; None is the beginning of the epoch."""
         assert not isinstance(position, StreamPosition)  # a state of another mode has been refused
         origin = 0 if position is None else position.position
         batches = self.batches(epoch, batching=batching, origin=origin)
-        return OpenedFeed(self.feed_between(epoch, origin, batches.stop), batches)
+        return self.feed_between(epoch, origin, batches.stop), batches
 
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
         order, objects = self.order.at_epoch(epoch), self.sources[0].objects
         if objects is None or isinstance(order, MixOrder):
             return self._feed(order, position, stop)
-        from penstock.loader.lanes.objects import ObjectsFeed, RankPositions
+        from penstock.loader.lanes.feed import ObjectsFeed, RankPositions
 
         return ObjectsFeed(
             objects,
@@ -122,7 +128,7 @@ class IndexedReadPlan:
         try:
             objects = self.sources[0].objects
             if objects is not None and not isinstance(order, MixOrder):
-                from penstock.loader.lanes.objects import RankPositions, located
+                from penstock.loader.lanes.feed import RankPositions, located
 
                 estimator.add_objects(objects, located(order, RankPositions(positions_between(order, 0, stop))))
             else:
@@ -263,7 +269,7 @@ class _LaneOpener:
         objects = plan.sources[part.source].objects
         if objects is None:
             return self._shard_lane(part, part.given_count)
-        from penstock.loader.lanes.objects import ObjectLane
+        from penstock.loader.lanes.feed import ObjectLane
 
         return ObjectLane(
             objects,
@@ -284,24 +290,9 @@ class _LaneOpener:
         reading = self._plan.reading
         return Lane(
             part.lane,
-            runs=_IndexedRuns(part.order),
+            order=part.order,
             reader=LaneReader(self._indexes.segments(part, reading.fields[part.source]), reading=reading),
             pins=self._pins,
             start=part.start,
             given_count=given_count,
         )
-
-
-class _IndexedRuns:
-    """The runs of an ``IndexedOrder``; a ``RunOrder``."""
-
-    def __init__(self, order: IndexedOrder) -> None:
-        self.shuffled = order.shuffled
-        self.run_length = order.run_length
-        self._order = order
-
-    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The order in which the samples of a run are handed out; `count` is the length of the run."""
-        del count
-        order: list[int] = self._order.permute_run(lane, run_index).tolist()
-        return order

@@ -2,87 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
-from penstock.loader.batching import Batching
 from penstock.loader.lanes.recording import IndexRecorder
 from penstock.loader.lanes.segments import ReadAheadSizes, ReadOptions, lane_read_ahead_sizes
+from penstock.loader.options import PREFETCH_BYTES, Batching, BatchPlan
+from penstock.loader.plan.costs import MemoryNeeds
 from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
-from penstock.loader.plan.memory import MemoryNeeds
-from penstock.loader.plan.mix import mixed_order, reweighted_order
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.loader.plan.sequential_read_plan import SequentialReadPlan
-from penstock.loader.plan.stages import is_plain, may_drop, rebatches, row_bytes
-from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
-from penstock.order import Batches, IndexedOrder, MixOrder, StreamOrder
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Shards, Shuffle, Take
-from penstock.samples.transform import SampleTransform
+from penstock.loader.plan.streamed_read_plan import SequentialReadPlan, StreamedReadPlan
+from penstock.order import Batches, IndexedOrder, MixedSource, MixOrder, MixWeights, StreamOrder
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Mix, Shards, Shuffle, Take, TokenBlocks
+from penstock.samples.transform import SampleTransform, is_plain, may_drop, rebatches, row_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from penstock.index import ShardRow
-    from penstock.loader.lanes.feed import OpenedFeed
     from penstock.loader.options import LoaderOptions
-    from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.loader.plan.costs import RequestEstimate
     from penstock.loader.plan.source_finder import PipelineData, SourceFinder
-    from penstock.loader.position import FeedPosition
     from penstock.loader.state import LoaderState
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
-    from penstock.sources.data_source import DataSource
-    from penstock.sources.shards import Shard
+    from penstock.sources.shards import DataSource
 
 
-class ReadPlan(Protocol):
-    """The part of the data that a rank reads, epoch after epoch: one of the classes in ``*_read_plan.py`` here."""
-
-    @property
-    def mode(self) -> str:
-        """``"index"``, ``"stream"`` or ``"sequential"``."""
-
-    @property
-    def sources(self) -> Sequence[DataSource]:
-        """The source, or the sources of a mix in its order."""
-
-    @property
-    def order(self) -> IndexedOrder | MixOrder | StreamOrder:
-        """Order of epoch 0."""
-
-    @property
-    def reading(self) -> ReadOptions:
-        """Options of the lanes."""
-
-    @property
-    def memory(self) -> MemoryPlan | None:
-        """Memory that the rank holds at most; None if it depends on the first samples, and is checked while reading."""
-
-    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
-        """The samples of an epoch from a position on; None is the beginning of the epoch.
-
-        Raises:
-            ConfigError: This rank's part of the data has no such position.
-        """
-
-    def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
-        """The batches of a whole epoch; None without an index."""
-
-    def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """The requests of the rank's first epoch; None if they are known only after reading.
-
-        Raises:
-            StoreError, DataError: An index or a table of contents cannot be read.
-            ConfigError: A unit that is read at once does not fit the memory budget.
-        """
-
-    def for_rank(self, rank: int, world_size: int) -> ReadPlan:
-        """The part of a rank in a world of any size, to be read beside this one: the same data in the same order."""
+ReadPlan: TypeAlias = IndexedReadPlan | StreamedReadPlan
+"""The part of the data that a rank reads, epoch after epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +44,12 @@ class LoaderPlan:
 
     Attributes:
         pipeline: The pipeline.
+        options: Options of the loader.
         read_plan: Read plan of this rank.
         batching: Size of the batches.
+        batch_plan: How this rank makes its batches.
         facts: The facts that the order depends on, for the state.
         digest: Identity of the data set.
-        rank: Rank of this process.
-        world_size: Number of data-parallel ranks.
         is_masked: Whether batches always have all their rows, and ``__valid__`` says which rows hold a sample.
         ends_with_last: Whether a rank that has run out of samples pads its batches until all ranks have run out; otherwise all
             ranks stop when the first one runs out.
@@ -106,12 +59,12 @@ class LoaderPlan:
     """
 
     pipeline: Pipeline
+    options: LoaderOptions
     read_plan: ReadPlan
     batching: Batching
+    batch_plan: BatchPlan
     facts: Mapping[str, Any]
     digest: str
-    rank: int
-    world_size: int
     is_masked: bool
     ends_with_last: bool
     is_plain: bool
@@ -121,7 +74,7 @@ class LoaderPlan:
     @property
     def rows_count(self) -> int:
         """Number of rows in a full batch of this rank."""
-        return self.batching.global_size // self.world_size
+        return self.batch_plan.batch_size
 
     @property
     def read_batching(self) -> Batching:
@@ -149,11 +102,17 @@ class LoaderPlan:
         """The requests of this rank's first epoch; None if they are known only after reading.
 
         Raises:
-            StoreError, DataError, ConfigError: See ``ReadPlan.estimate_requests``.
+            StoreError, DataError: An index or a table of contents cannot be read.
+            ConfigError: A unit that is read at once does not fit the memory budget.
         """
-        own = self.read_plan.estimate_requests(batching=self.read_batching)
+        own, order = self.read_plan.estimate_requests(batching=self.read_batching), self.read_plan.order
         batches = self.read_plan.batches(0, batching=self.read_batching)
-        if own is None or not self.is_masked or batches is None or not 0 <= self.rank - batches.stop < self.world_size:
+        if (
+            own is None
+            or not self.is_masked
+            or batches is None
+            or not 0 <= order.rank - batches.stop < order.world_size
+        ):
             return own
         # a rank without a sample pads its only batch with a row of another rank
         others = self.read_plan.for_rank(0, 1).estimate_requests(batching=self.read_batching)
@@ -161,26 +120,6 @@ class LoaderPlan:
             return None
         # if stages drop all samples, no rank has a batch to pad for
         return own + (others.none_certain() if self.is_rebatched else others.first_certain())
-
-
-def make_plan(
-    pipeline: Pipeline, *, options: LoaderOptions, finder: SourceFinder, meter: Meter, state: LoaderState | None = None
-) -> LoaderPlan:
-    """Look at the data, and plan what a loader does with it.
-
-    Args:
-        pipeline: The pipeline.
-        options: Options of the loader.
-        finder: Lists the sources of the pipeline.
-        meter: Counts what is read.
-        state: The saved state with which iteration begins, if any: a run keeps its mode, lanes and weights.
-
-    Raises:
-        StoreError, ConfigError: See ``Loader``.
-
-    Cost: one listing, and one or two reads of an index.
-    """
-    return _Planner(pipeline, options, meter, state).plan(finder)
 
 
 class OrderOptions(NamedTuple):
@@ -195,24 +134,40 @@ class OrderOptions(NamedTuple):
 
 
 _INDEX_OPTIONS = {"": "auto", "index": "require", "stream": "stream"}
-"""What ``index="auto"`` means for a loader that resumes a state, by the mode of the state; empty if it has read nothing."""
+"""What ``index="auto"`` means for a loader that resumes a state, by the mode of the state; empty if it has read nothing. A run
+without a choice keeps the mode that it began with."""
 
 
-def _index_option(option: str, saved_mode: str) -> str:
-    """The ``index=`` by which the sources are found: as given, but a run without a choice keeps the mode it began with."""
-    return _INDEX_OPTIONS.get(saved_mode, "require") if option == "auto" else option
+class Planner:
+    """Looks at the data, and plans what a loader does with it.
 
+    Args:
+        pipeline: The pipeline.
+        options: Options of the loader.
+        transforms: Transform of the samples of each source of the pipeline.
+        meter: Counts what is read.
+        state: The saved state with which iteration begins, if any: a run keeps its mode, lanes and weights.
 
-class _Planner:
-    """Makes the plan of one loader."""
+    Raises:
+        ConfigError: Ranks may get different numbers of batches, or do not divide them.
+    """
 
-    def __init__(self, pipeline: Pipeline, options: LoaderOptions, meter: Meter, state: LoaderState | None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        options: LoaderOptions,
+        transforms: tuple[SampleTransform, ...],
+        meter: Meter,
+        state: LoaderState | None = None,
+    ) -> None:
         rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
         shuffle = pipeline.stage(Shuffle)
         self._pipeline = pipeline
         self._options = options
+        self._transforms = transforms
         self._meter = meter
-        self._state = state
+        self._saved_mode = "" if state is None else state.mode
         self._saved = {} if state is None else state.kept_facts
         self._order_options = OrderOptions(
             seed=shuffle.seed if shuffle else 0,
@@ -232,9 +187,19 @@ class _Planner:
             )
 
     def plan(self, finder: SourceFinder) -> LoaderPlan:
-        """The plan. Cost: see ``make_plan``."""
+        """The plan.
+
+        Args:
+            finder: Lists the sources of the pipeline.
+
+        Raises:
+            StoreError, ConfigError: The data cannot be listed, or this loader cannot read it.
+
+        Cost: one listing, and one or two reads of an index.
+        """
         pipeline, options, order = self._pipeline, self._options, self._order_options
-        data = finder.find(index=_index_option(options.index, "" if self._state is None else self._state.mode))
+        asked = options.index
+        data = finder.find(index=_INDEX_OPTIONS.get(self._saved_mode, "require") if asked == "auto" else asked)
         read_plan: ReadPlan
         if data.sources[0].reader is not None:
             read_plan = self._sequential(data.sources[0])
@@ -258,12 +223,22 @@ class _Planner:
         ends_with_last = pipeline.stage(Evaluate) is not None or (is_shared and not self._batching.drop_last)
         return LoaderPlan(
             pipeline=pipeline,
+            options=options,
             read_plan=read_plan,
             batching=self._batching,
+            batch_plan=BatchPlan(
+                transforms=self._transforms,
+                batch=pipeline.stage(Batch) or pipeline.stage(BatchBySize) or Batch(size=1),
+                token_blocks=pipeline.stage(TokenBlocks),
+                batch_size=self._batching.global_size // order.world_size,
+                drop_last=self._batching.drop_last,
+                threads_count=options.threads_count,
+                prefetch_batches=options.prefetch_count,
+                prefetch_bytes=PREFETCH_BYTES if options.prefetch_batches is None else 0,
+                seed=order.seed,
+            ),
             facts=facts,
             digest=data.digest(),
-            rank=order.rank,
-            world_size=order.world_size,
             # a batch whose samples were all dropped must not be missing on this rank alone
             is_masked=ends_with_last or (is_shared and not self._is_rebatched and may_drop(pipeline)),
             ends_with_last=ends_with_last,
@@ -295,7 +270,8 @@ class _Planner:
             sources=sources,
             order=order,
             reading=self._reading(
-                sizes, ranged_count=lanes_count * sum(any(map(_is_ranged, source.rows)) for source in stored)
+                sizes,
+                ranged_count=lanes_count * sum(any(_is_ranged(row.format) for row in source.rows) for source in stored),
             ),
             threads_count=self._options.threads_count,
             prefetched_count=self._batching.global_size,
@@ -309,7 +285,12 @@ class _Planner:
         lanes_count = len(order.lanes_owned)
         reading = self._reading(lane_read_ahead_sizes(lanes_count, self._options.fetch), ranged_count=lanes_count)
         if self._options.index == "auto":
-            reading = reading._replace(recording=self._recorder(source.shards))
+            with suppress(
+                ConfigError
+            ):  # the shards lie in several buckets, so that the index cannot be stored anywhere
+                reading = reading._replace(
+                    recording=IndexRecorder(in_directory(source.shards, self._options.index_dir))
+                )
         return StreamedReadPlan(
             source=source, order=order, reading=reading, needs=self._needs(data.sources, lanes_count)
         )
@@ -376,7 +357,7 @@ class _Planner:
             sizes=sizes,
             pinned_bytes_max=budget_bytes // 8,
             copies=is_plain(self._pipeline),
-            in_columns=len(leaves) == 1 and SampleTransform(leaves[0]).takes_columns,
+            in_columns=len(leaves) == 1 and self._transforms[0].takes_columns,
             on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
             fields=tuple(leaf.members() for leaf in leaves),
             meter=self._meter,
@@ -400,13 +381,6 @@ class _Planner:
             fetch=options.fetch or FetchConfig(),
         )
 
-    def _recorder(self, shards: Sequence[Shard]) -> IndexRecorder | None:
-        """The recorder that makes an index while an epoch is streamed; None if the index cannot be stored anywhere."""
-        try:
-            return IndexRecorder(in_directory(shards, self._options.index_dir))
-        except ConfigError:  # the shards lie in several buckets
-            return None
-
 
 def _batching(pipeline: Pipeline, world_size: int) -> Batching:
     batch, take = pipeline.stage(Batch), pipeline.stage(Take)
@@ -423,9 +397,116 @@ def _batching(pipeline: Pipeline, world_size: int) -> Batching:
     return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, taken_count)
 
 
-def _is_ranged(row: ShardRow) -> bool:
-    return row.format in FORMATS and FORMATS[row.format].ranged is not None
+def _is_ranged(name: str) -> bool:
+    return name in FORMATS and FORMATS[name].ranged is not None
 
 
 def _total(sizes: Sequence[int | None]) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+SEEN_MIN = 200
+"""Samples of each source with a filter from which its yield is known well enough."""
+
+SHARE_RATIO_MAX = 1.5
+"""Largest ratio of a source's share before and after filters about which users are not warned."""
+
+
+def mixed_order(
+    pipeline: Pipeline, counts: Sequence[Sequence[int]], options: OrderOptions, saved: Sequence[Any] | None
+) -> MixOrder:
+    """The order of a mix.
+
+    Args:
+        pipeline: The pipeline that mixes.
+        counts: Number of samples in each shard, by source.
+        options: Options that every order takes.
+        saved: All weights in a saved state; those of the pipeline if None, or if the mix has other parts now: whether another
+            data set is accepted is decided later.
+    """
+    flat = pipeline.flat()
+    history = [MixWeights(shares, 0, position) for position, shares in flat.schedule]
+    if saved is not None:
+        kept = [MixWeights.from_json(entry) for entry in saved]
+        history = kept if all(each.sources_count == len(counts) for each in kept) else history
+    window = max(1, options.window // len(counts))
+    return MixOrder(
+        sources=tuple(MixedSource(samples=samples, window=window, shuffled=options.shuffled) for samples in counts),
+        history=tuple(history),
+        stop=flat.stop,
+        seed=options.seed,
+        lanes=options.lanes,
+        rank=options.rank,
+        world_size=options.world_size,
+    )
+
+
+def filtered_shares(order: object, transforms: Sequence[SampleTransform]) -> str | None:
+    """Return what to tell users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``.
+
+    Args:
+        order: Order of epoch 0, so far.
+        transforms: Transform of the samples of each source, which count what their filters leave out.
+
+    Returns:
+        A warning, or an empty text if the shares are near the weights; None while too few samples were seen.
+    """
+    if not isinstance(order, MixOrder) or any(each.has_filter and each.seen_count < SEEN_MIN for each in transforms):
+        return None
+    shares = list(map(float, order.history[-1].shares([True] * len(transforms))))
+    yields = [1 - each.filtered_count / max(1, each.seen_count) for each in transforms]
+    left = [share * each for share, each in zip(shares, yields, strict=True)]
+    left = [each / (sum(left) or 1) for each in left]
+    if all(SHARE_RATIO_MAX * min(pair) >= max(pair) for pair in zip(shares, left, strict=True)):
+        return ""
+    needed = [share / each if each else 0.0 for share, each in zip(shares, yields, strict=True)]
+    return (
+        f"weights of a mix hold before filters, which leave {_percent(left)} of shares {_percent(shares)}. Hint: weights "
+        f"{_percent(needed)} make up for them; .pick() chooses samples before they are mixed"
+    )
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return " : ".join(f"{share / (sum(shares) or 1):.1%}" for share in shares)
+
+
+def reweighted_order(
+    order: object,
+    pipeline: Pipeline,
+    weights: Sequence[float] | Mapping[Pipeline, float],
+    *,
+    epoch: int,
+    position: int,
+) -> MixOrder:
+    """The order of a mix with other weights from a position of an epoch on.
+
+    Args:
+        order: Order of epoch 0, so far.
+        pipeline: The pipeline that mixes.
+        weights: Weights of the parts of the mix, in its order or by pipeline.
+        epoch: Epoch number, from 0.
+        position: Position in this epoch from which the weights hold.
+
+    Raises:
+        ConfigError: The pipeline has no mix, or the weights do not fit its parts.
+    """
+    if not isinstance(order, MixOrder) or not isinstance(pipeline.source, Mix):
+        raise ConfigError(f"set_weights() needs a mix, but this loader reads {pipeline.source!r}")
+    parts = pipeline.source.parts
+    if not isinstance(weights, list | tuple | Mapping):
+        raise ConfigError(f"set_weights({weights!r}) must be a list of weights, or a mapping")
+    given = [weights.get(part, 0.0) for part in parts] if isinstance(weights, Mapping) else list(weights)
+    unknown = [part for part in weights if part not in parts] if isinstance(weights, Mapping) else []
+    if unknown or len(given) != len(parts):
+        raise ConfigError(
+            f"set_weights() got {weights!r} for a mix of {len(parts)} parts",
+            hint="pass a mapping whose keys are the pipelines of the mix",
+        )
+    shares: list[float] = []
+    for part, weight in zip(parts, given, strict=True):
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ConfigError(f"set_weights() weight {weight!r} must be a number of at least 0")
+        schedule = part.flat().schedule
+        inner = next(each for begin, each in reversed(schedule) if begin <= position)
+        shares += [weight * share for share in inner]
+    return order.at_epoch(epoch).with_weights(shares, position=position).at_epoch(0)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
 from penstock.pipeline import Mix, Objects, Sequential, Shards
-from penstock.sources.data_source import DataSource
-from penstock.sources.shards import ShardFinder
+from penstock.sources.shards import DataSource, ShardFinder
 
 if TYPE_CHECKING:
     import os
@@ -146,7 +145,7 @@ class SourceFinder:
         if isinstance(source, Objects):
             return _of_objects(source, finder)
         if source.picked is not None:
-            from penstock.sources.picked import PickedReader
+            from penstock.sources.indexed_reader import PickedReader
 
             found = lookup(finder.find(), index_dir=self._index_dir)
             if not found.is_complete:
@@ -198,7 +197,7 @@ class SourceFinder:
 
 def _of_objects(source: Objects, finder: ShardFinder) -> DataSource:
     if source.read is not None:
-        from penstock.sources.functions import FunctionReader
+        from penstock.sources.objects import FunctionReader
 
         return DataSource(shards=[], objects=FunctionReader(source))
     from penstock.sources.objects import ObjectSampleReader

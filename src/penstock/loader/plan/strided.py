@@ -14,10 +14,9 @@ import numpy as np
 
 from penstock.config import FetchConfig
 from penstock.index import Lookup, VersionedShard
-from penstock.loader.lanes.feed import OpenedFeed, SampleBlock
+from penstock.loader.lanes.feed import ObjectsFeed, SampleBlock, SampleOrigin
 from penstock.loader.lanes.first_batch import is_enterable
 from penstock.loader.lanes.lane import copied
-from penstock.loader.lanes.objects import ObjectsFeed, SampleOrigin
 from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.position import IndexPosition
 from penstock.order import IndexedOrder
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.batching import Batching
     from penstock.loader.lanes.feed import Feed
+    from penstock.loader.options import Batching
     from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
-    from penstock.sources.data_source import DataSource
+    from penstock.sources.shards import DataSource
 
 SHARE_READ_MAX = 0.75
 """Largest share of what n workers would read otherwise: ranges that save less are not worth their requests."""
@@ -255,7 +254,7 @@ def begin_strided(
     batching: Batching,
     first_batch: int,
     stride: tuple[int, int],
-) -> OpenedFeed | None:
+) -> tuple[Feed, Batches] | None:
     """Begin an epoch, or the rest of one, in which only the batches of a worker are read.
 
     Args:
@@ -267,7 +266,7 @@ def begin_strided(
         stride: ``(j, n)``: the worker has the batches k with k mod n = j.
 
     Returns:
-        The feed; None if all batches have to be read.
+        The feed, and all batches of the rank; None if all of them have to be read.
     """
     if not isinstance(plan, IndexedReadPlan) or not isinstance(plan.order, IndexedOrder):
         return None
@@ -288,7 +287,7 @@ def begin_strided(
         )
     else:
         return None
-    return OpenedFeed(feed, batches)
+    return feed, batches
 
 
 def can_stride(source: DataSource) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.loader.batching import Batching
+from penstock.loader.options import Batching
 from penstock.loader.position import IndexPosition, feed_position
 from penstock.processes.channel import receive_exactly
 from penstock.system.tracebacks import is_full, pickled_with_files
@@ -26,7 +26,7 @@ from penstock.version import install_hint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.options import BatchPlan
     from penstock.loader.lanes.feed import Feed
     from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
     from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
@@ -87,7 +87,7 @@ class StreamedInput:
         """The samples of the worker's lanes, in their order; the position says which lanes these are."""
         del worker
         own = self.read_plan.for_worker(workers_count)
-        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take_count=None)).feed
+        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take_count=None))[0]
 
     def report(self, position: Position | None) -> FeedPosition | None:
         """The position of the worker's lanes."""
@@ -120,7 +120,7 @@ class WorkerJob(NamedTuple):
 
     input: WorkerInput
     pipeline: Pipeline
-    plan: RunPlan
+    plan: BatchPlan
     epoch: int
     first_batch: int
     number: int

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import ClosedError, DataError, WorkerDiedError
 from penstock.fetch import process_budget
 from penstock.loader.batches.building import declared_layout
-from penstock.loader.batches.run import Delivery
+from penstock.loader.batches.threads import Delivery
 from penstock.loader.workers.messages import (
     AddSlot,
     EndJob,
@@ -45,7 +45,7 @@ from penstock.samples.columns import Layout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.options import BatchPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.messages import DroppedSample, LaneReport
     from penstock.loader.workers.process_pool import ProcessPool, WorkerProcess
@@ -62,7 +62,7 @@ DEATHS_MAX = 3
 
 
 def worker_jobs(
-    division: Division, *, pipeline: Pipeline, run_plan: RunPlan, epoch: int, rebatches: bool
+    division: Division, *, pipeline: Pipeline, run_plan: BatchPlan, epoch: int, rebatches: bool
 ) -> list[WorkerJob]:
     """The job of each worker: its part of the lanes, and an equal share of threads and memory."""
     count = len(division.inputs)
@@ -106,8 +106,8 @@ class PendingBatch:
     error: BaseException | None = None
 
 
-class ProcessRun:
-    """The counterpart of ``EpochRun`` for worker processes. ``close()`` ends their jobs, at any time.
+class ProcessBackend:
+    """The counterpart of ``ThreadBackend`` for worker processes. ``close()`` ends their jobs, at any time.
 
     Args:
         plan: How to make batches.
@@ -121,7 +121,7 @@ class ProcessRun:
 
     def __init__(
         self,
-        plan: RunPlan,
+        plan: BatchPlan,
         *,
         assigner: RowAssigner,
         jobs: Sequence[WorkerJob],

@@ -11,9 +11,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.batches.rebatching import Rebatcher
-from penstock.loader.batches.run import EpochRun
-from penstock.loader.batches.token_blocks import TransformOutput
+from penstock.loader.batches.rebatching import Rebatcher, TransformOutput
+from penstock.loader.batches.threads import ThreadBackend
 from penstock.loader.position import REBATCHED_SAMPLES_MAX, IndexPosition, RebatchedPosition, StreamPosition
 from penstock.loader.workers.messages import RemoteError
 from penstock.pipeline import Batch
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.formats import Sample
-    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.options import BatchPlan
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers.process_run import ProcessRun
+    from penstock.loader.workers.process_run import ProcessBackend
     from penstock.order import Batches
     from penstock.pipeline import Spec
     from penstock.samples.columns import Layout
-    from penstock.samples.context import SampleRandom
+    from penstock.samples.decoding import SampleRandom
     from penstock.samples.transform import SampleTransform
 
 BLOCKS_AHEAD = 3
@@ -38,7 +37,7 @@ OUTPUTS = "__outputs__"
 """Name of the column that holds the list of outputs of each sample."""
 
 
-def block_plan(plan: RunPlan) -> RunPlan:
+def block_plan(plan: BatchPlan) -> BatchPlan:
     """How workers make blocks, if `plan` says how the loader makes batches of them."""
     transforms: Any = tuple(map(ListTransform, plan.transforms))
     return plan._replace(
@@ -97,7 +96,7 @@ class Blocks:
         begin: Position before the first block.
     """
 
-    def __init__(self, run: ProcessRun, *, batches: Batches | None, begin: FeedPosition) -> None:
+    def __init__(self, run: ProcessBackend, *, batches: Batches | None, begin: FeedPosition) -> None:
         self._run = run
         self._batches = batches
         self._position = begin
@@ -108,7 +107,7 @@ class Blocks:
         """The position before a block, its columns, and the number of its rows; None at the end. Blocks.
 
         Raises:
-            PenstockError: For the same reasons as ``ProcessRun.next_batch``.
+            PenstockError: For the same reasons as ``ProcessBackend.next_batch``.
         """
         delivery = self._run.next_batch()
         if delivery is None:
@@ -137,7 +136,7 @@ class RemoteRebatcher(Rebatcher):
         begin: Position at which the batches go on.
     """
 
-    def __init__(self, run: EpochRun, blocks: Blocks, *, begin: RebatchedPosition) -> None:
+    def __init__(self, run: ThreadBackend, blocks: Blocks, *, begin: RebatchedPosition) -> None:
         super().__init__(run, begin=begin)
         self._blocks = blocks
 
@@ -155,9 +154,9 @@ class RemoteRebatcher(Rebatcher):
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
-def rebatching_run(plan: RunPlan, blocks: Blocks, *, begin: RebatchedPosition, meter: Meter) -> EpochRun:
+def rebatching_run(plan: BatchPlan, blocks: Blocks, *, begin: RebatchedPosition, meter: Meter) -> ThreadBackend:
     """The run in the training process: a reader thread that rebatches, and no decode threads."""
-    return EpochRun(
+    return ThreadBackend(
         plan._replace(threads_count=0),
         reads=blocks,
         builder=lambda run: RemoteRebatcher(run, blocks, begin=begin),

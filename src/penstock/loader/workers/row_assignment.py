@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.batches.run import RunPlan
-    from penstock.loader.batching import Batching
     from penstock.loader.lanes.lane import ResumableLane
+    from penstock.loader.options import Batching, BatchPlan
     from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition, LanePosition
     from penstock.loader.workers.messages import WorkerInput
@@ -365,7 +364,7 @@ def divide(
     *,
     epoch: int,
     batching: Batching,
-    run_plan: RunPlan,
+    run_plan: BatchPlan,
     processes_count: int,
 ) -> Division:
     """Divide an epoch, or the rest of one, among worker processes.

@@ -20,10 +20,9 @@ import numpy as np
 from penstock.config import share_machine
 from penstock.fetch import set_process_budget
 from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder, without_lost
-from penstock.loader.batches.run import Delivery, EpochRun, OpenBatch
+from penstock.loader.batches.threads import Delivery, OpenBatch, ThreadBackend
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
-from penstock.loader.plan.stages import is_plain
 from penstock.loader.statistics import cache_sums
 from penstock.loader.workers.messages import (
     AddSlot,
@@ -47,8 +46,7 @@ from penstock.loader.workers.remote_rebatching import OUTPUTS, ListTransform
 from penstock.loader.workers.shared_memory import INLINE_BYTES_MAX, Heaps, SlotLayout, map_memory, packed, pickled
 from penstock.processes.starting import connect_to_parent
 from penstock.samples.columns import Layout
-from penstock.samples.tolerance import Tolerance
-from penstock.samples.transform import SampleTransform
+from penstock.samples.transform import SampleTransform, Tolerance, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +114,7 @@ class SharedBatchBuilder(RowBatchBuilder):
     """
 
     def __init__(
-        self, run: EpochRun, feed: Feed, *, job: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]
+        self, run: ThreadBackend, feed: Feed, *, job: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]
     ) -> None:
         super().__init__(run, feed, epoch=job.epoch)
         self._send = send
@@ -146,13 +144,13 @@ class SharedBatchBuilder(RowBatchBuilder):
     def _queue(self, batch: OpenBatch) -> None:
         """Append a new batch to the queue of the run, unless ``send`` is called for it here."""
         if self._members is None:
-            self._run.append(batch)
+            self._backend.append(batch)
 
     def _note_sealed(self, batch: OpenBatch) -> None:
         """No more rows of a batch will be given to samples: wait for the last of them, and send the batch."""
         if self._members is None:
             return
-        run = self._run
+        run = self._backend
         with run.changed:
             run.changed.wait_for(lambda: batch.is_complete or run.stopping)
         if batch.error is not None:
@@ -186,7 +184,7 @@ class SharedBatchBuilder(RowBatchBuilder):
             if not isinstance(value, int | float | bool) and not hasattr(value, "__array__"):
                 packed(name, [value])  # raises for a value that cannot cross, before it would have to be pickled
         self._inbox.channel.send(FirstSample(dict(values)))
-        return Layout(self._inbox.wait_layout(), self._run.plan.batch)
+        return Layout(self._inbox.wait_layout(), self._backend.plan.batch)
 
     def _hand_out(
         self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
@@ -209,7 +207,7 @@ class SharedBatchBuilder(RowBatchBuilder):
         if self._layout is None:
             return {}
         if self._slots is None:
-            self._slots = SlotLayout(self._layout, self._run.plan.batch_size)
+            self._slots = SlotLayout(self._layout, self._backend.plan.batch_size)
         arrays = self._slots.arrays(self._inbox.wait_slot(self._batch_index))
         rows, step = self._rows, self._rows[1] - self._rows[0] if len(self._rows) > 1 else 1
         values: dict[str, Any]
@@ -370,7 +368,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
             os.close(heap[0])
 
     feed = job.open()
-    run = EpochRun(
+    run = ThreadBackend(
         job.plan._replace(transforms=tuple(transforms)),
         reads=feed,
         builder=lambda run: SharedBatchBuilder(run, feed, job=job, inbox=inbox, send=send),

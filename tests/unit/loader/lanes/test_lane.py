@@ -35,7 +35,7 @@ def lane(
         sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
     )
     segments = [ShardSegment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
-    return Lane(0, runs=order, reader=LaneReader(segments, reading=reading), pins=pins)
+    return Lane(0, order=order, reader=LaneReader(segments, reading=reading), pins=pins)
 
 
 def drained(given: Lane, *, step: int = 1) -> list[str]:

@@ -132,7 +132,7 @@ def test_the_lanes_of_another_run_have_a_table_of_their_own(tmp_path: Path, name
     with ps.Loader(made, **options) as loader:
         plan = loader._session.planned()
         feeds = [
-            read_plan.begin(0, None, batching=plan.batching).feed
+            read_plan.begin(0, None, batching=plan.batching)[0]
             for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1))
         ]
         feeds[0].close()
@@ -328,7 +328,7 @@ def test_reading_that_is_given_up_ends(tmp_path: Path, name: str) -> None:
     )
     with ps.connect(str(tmp_path), fetch=ps.FetchConfig(gap_bytes_max=0)) as store:
         for is_begun in (False, True):
-            shard = RangedShard(ShardSegment(Shard(store, f"s.{name}"), 0, format_name=name), reading=reading)
+            shard = RangedShard(ShardSegment(Shard(store, f"s.{name}"), 0, format=name), reading=reading)
             if is_begun:
                 shard.request()
             shard.close()

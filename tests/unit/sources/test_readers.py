@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,9 +11,10 @@ from hypothesis import given
 
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.fetch import PlanItem
-from penstock.sources.merging import (
+from penstock.sources.readers import (
     BREAK_EVEN_BYTES,
     REQUEST_COST_BYTES,
+    PackedStrings,
     RequestedRange,
     break_even_bytes,
     gap_worth_bytes,
@@ -98,3 +100,12 @@ def test_break_even_is_measured_per_store() -> None:
         answered(far, first_byte_s=0.03, received_bytes=9 * 10**6, body_s=0.1)
     assert break_even_bytes([near]) == pytest.approx(10**5)
     assert break_even_bytes([far]) == pytest.approx(2.7 * 10**6)
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"))))
+def test_strings_are_kept(strings: list[str]) -> None:
+    """By index and in order, also after pickling."""
+    packed = pickle.loads(pickle.dumps(PackedStrings(strings)))
+    assert len(packed) == len(strings)
+    assert list(packed) == strings
+    assert [packed[index] for index in range(len(strings))] == strings

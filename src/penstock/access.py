@@ -1,4 +1,12 @@
-"""``PipelineDataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them."""
+"""``PipelineDataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them.
+
+There are two ways to read. A batch (``read_samples``, ``ds[...]``) is needed as a whole: its ranges are sorted
+and merged, all requests are sent at once, and samples are decoded as they arrive and returned in the order of the indices. A
+stream (``iter_samples``, ``iter(ds)``) is read ahead and returned in order, in bounded memory however long it is.
+
+A data set holds the names and versions of all objects, or the indexes of the shards that were read from, but no samples. Any
+number of threads may use it at once: they share its stores and the process's event loops.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +31,10 @@ from penstock.pipeline import (
     Shards,
     check_rereadable,
 )
-from penstock.samples.context import SampleRandom
+from penstock.samples.decoding import SampleRandom
 from penstock.samples.transform import SampleTransform
-from penstock.sources.functions import FunctionReader
 from penstock.sources.indexed_reader import IndexedReader
-from penstock.sources.objects import ObjectSampleReader
+from penstock.sources.objects import FunctionReader, ObjectSampleReader
 from penstock.sources.shards import ShardFinder
 from penstock.system.tracebacks import boundary
 

@@ -16,7 +16,7 @@ from loading import index, pipeline, shard, write_counted
 from penstock.config import MIB, FetchConfig
 from penstock.errors import ConfigError
 from penstock.fetch import process_budget
-from penstock.loader.plan.memory import MemoryNeeds
+from penstock.loader.plan.costs import MemoryNeeds
 from penstock.memory import buffers
 from penstock.memory.buffers import give_back_free_memory
 
@@ -81,7 +81,7 @@ def test_what_left_is_let_go_of(tmp_path: Path, is_indexed: bool) -> None:
     used_bytes = process_budget().statistics().used_bytes
     with ps.Loader(made, lanes=4, threads=1, index_dir=place) as loader:
         plan = loader._session.planned()
-        feed = plan.read_plan.begin(0, None, batching=plan.batching).feed
+        feed, _ = plan.read_plan.begin(0, None, batching=plan.batching)
         for _ in range(115):
             feed.take(8)
         held = sum(len(lane._ready_from) + len(lane._filling_from) for lane in feed.lanes)
@@ -100,15 +100,15 @@ def test_batches_that_wait_are_charged(tmp_path: Path, made: Any) -> None:
         before = process_budget().statistics()
         with ps.Loader(pipeline_made, threads=1, prefetch_batches=2, index="stream") as loader:
             next(iter(loader))
-            run: Any = loader._session._running._run  # type: ignore[union-attr]
+            backend: Any = loader._session._running._backend  # type: ignore[union-attr]
             deadline_s = time.monotonic() + 20
-            while len(run._batches) < 3:
+            while len(backend._batches) < 3:
                 assert time.monotonic() < deadline_s
                 os.sched_yield()
-            assert sum(batch.charged_bytes for batch in run._batches) >= 3 * 4 * SAMPLE_BYTES
+            assert sum(batch.charged_bytes for batch in backend._batches) >= 3 * 4 * SAMPLE_BYTES
             after = process_budget().statistics()
             assert after.used_bytes - before.used_bytes + before.free_bytes >= 3 * 4 * SAMPLE_BYTES
-            del run  # and the parts that it refers to
+            del backend  # and the parts that it refers to
         gc.collect()
         after = process_budget().statistics()
         assert after.used_bytes - after.free_bytes <= before.used_bytes - before.free_bytes

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ClosedError, DecodeError
-from penstock.sources.functions import CALLS_AHEAD_PER_THREAD, FunctionReader
+from penstock.sources.objects import CALLS_AHEAD_PER_THREAD, FunctionReader
 
 KEYS = [f"k{number}" for number in range(40)]
 

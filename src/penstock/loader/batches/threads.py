@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.errors import ClosedError
@@ -27,11 +28,10 @@ from penstock.system.conditions import Condition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.loader.options import BatchPlan
     from penstock.loader.position import Position
     from penstock.loader.statistics import Meter
-    from penstock.pipeline import Batch, BatchBySize, TokenBlocks
     from penstock.samples.columns import Layout
-    from penstock.samples.transform import SampleTransform
 
 SMALL_BATCHES_MAX = 15
 """Batches that may wait in place of ``prefetch_batches``, as long as they hold fewer than ``prefetch_bytes`` bytes."""
@@ -39,6 +39,7 @@ SMALL_BATCHES_MAX = 15
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OpenBatch:
     """A batch that is being filled.
 
@@ -53,36 +54,21 @@ class OpenBatch:
         error: Error of the first row, in order, that failed.
         error_row: Row of `error`; -1 if no row failed.
         position: Position of the feed after this batch.
-        number: Number of the batch in this run, from 0.
+        number: Number of the batch of this backend, from 0.
         charged_bytes: Bytes of the process's budget that this batch occupies until it is handed out.
     """
 
-    __slots__ = (
-        "charged_bytes",
-        "dropped",
-        "error",
-        "error_row",
-        "layout",
-        "missing",
-        "number",
-        "position",
-        "rows",
-        "sealed",
-        "values",
-    )
-
-    def __init__(self, values: dict[str, Any], layout: Layout | None) -> None:
-        self.values = values
-        self.layout = layout
-        self.rows = 0
-        self.missing = 0
-        self.sealed = False
-        self.dropped: list[int] = []
-        self.error: BaseException | None = None
-        self.error_row = -1
-        self.position: Position | None = None
-        self.number = -1
-        self.charged_bytes = 0
+    values: dict[str, Any]
+    layout: Layout | None
+    rows: int = 0
+    missing: int = 0
+    sealed: bool = False
+    dropped: list[int] = field(default_factory=list)
+    error: BaseException | None = None
+    error_row: int = -1
+    position: Position | None = None
+    number: int = -1
+    charged_bytes: int = 0
 
     def charge(self) -> None:
         """Take the bytes of the columns out of the process's budget; reading ahead uses what is left."""
@@ -108,7 +94,7 @@ class Delivery(NamedTuple):
         dropped: Rows whose sample was dropped, ascending.
         position: Position of the feed after this batch.
         layout: Layout that finishes the batch; None if the batch needs no finishing.
-        number: Number of the batch in its run, from 0.
+        number: Number of the batch of its backend, from 0.
     """
 
     values: dict[str, Any]
@@ -124,41 +110,13 @@ class Delivery(NamedTuple):
         return len(self.dropped) == self.rows
 
 
-class RunPlan(NamedTuple):
-    """How batches are made, in every epoch.
-
-    Attributes:
-        transforms: Transform of the samples of each source, by number of the source.
-        batch: The stage of the pipeline that makes batches.
-        batch_size: Number of rows of a full batch of this rank.
-        drop_last: Whether the last batch is left out if it is not full.
-        threads_count: Number of decode threads.
-        prefetch_batches: Number of batches that may wait for the training loop, whatever their size.
-        prefetch_bytes: Total size in bytes up to which more batches than that may wait.
-        seed: Seed of the random numbers of samples.
-        token_blocks: Stage that cuts outputs of the others into blocks, the rows of batches; None if there is none.
-        in_order: Whether batches are handed out in order; otherwise whichever is complete first.
-    """
-
-    transforms: tuple[SampleTransform, ...]
-    batch: Batch | BatchBySize
-    batch_size: int
-    drop_last: bool
-    threads_count: int
-    prefetch_batches: int
-    prefetch_bytes: int
-    seed: int
-    token_blocks: TokenBlocks | None = None
-    in_order: bool = True
-
-
 class BatchBuilder(Protocol):
-    """Makes batches of samples, in the threads of an ``EpochRun``."""
+    """Makes batches of samples, in the threads of an ``ThreadBackend``."""
 
     def build(self) -> None:
-        """Make all batches, in the reader thread, until the samples end or the run stops.
+        """Make all batches, in the reader thread, until the samples end or the backend stops.
 
-        Work for the decode threads goes to ``EpochRun.tasks``.
+        Work for the decode threads goes to ``ThreadBackend.tasks``.
         """
 
 
@@ -169,25 +127,25 @@ class BatchInput(Protocol):
         """Cancel what is being read; idempotent. May be called from any thread."""
 
 
-class EpochRun:
+class ThreadBackend:
     """Runs the threads of one epoch for one rank. ``close()`` ends them, at any time.
 
     Args:
         plan: How to make batches.
-        reads: Feed from which the builder reads; it is closed with the run.
-        builder: Makes the builder of this run.
+        reads: Feed from which the builder reads; it is closed with the backend.
+        builder: Makes the builder of this backend.
         meter: Counts samples, bytes and seconds.
 
     Attributes:
         plan: How to make batches.
         meter: Counts samples, bytes and seconds.
-        stopping: Whether the run is being closed; the builder then stops.
+        stopping: Whether the backend is being closed; the builder then stops.
         tasks: Functions for the decode threads to call. They must not raise.
         changed: Guards all open batches, and is notified when one of them is complete.
     """
 
     def __init__(
-        self, plan: RunPlan, *, reads: BatchInput, builder: Callable[[EpochRun], BatchBuilder], meter: Meter
+        self, plan: BatchPlan, *, reads: BatchInput, builder: Callable[[ThreadBackend], BatchBuilder], meter: Meter
     ) -> None:
         self.plan = plan
         self._reads = reads
@@ -220,7 +178,7 @@ class EpochRun:
 
         Raises:
             StoreError, DataError: The next batch in order could not be made; raised again at each further call.
-            ClosedError: The run was closed, or this process inherited it through ``fork``.
+            ClosedError: The backend was closed, or this process inherited it through ``fork``.
         """
         self._check_process()
         with self.changed:
@@ -259,7 +217,7 @@ class EpochRun:
         """Whether another batch or an error follows. Blocks until that is known, but not until the batch is complete.
 
         Raises:
-            ClosedError: The run was closed, or this process inherited it through ``fork``.
+            ClosedError: The backend was closed, or this process inherited it through ``fork``.
         """
         self._check_process()
         with self.changed:

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.loader.batches.run import Delivery
+    from penstock.loader.batches.threads import Delivery
     from penstock.samples.columns import Layout
 
 
@@ -22,7 +22,7 @@ class Finisher(Protocol):
     """Turns a delivered batch into the batch for the training loop."""
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """Whether the training loop gets nothing for this delivery; None: the run ended before this rank's last batch.
+        """Whether the training loop gets nothing for this delivery; None: the backend ended before this rank's last batch.
 
         It is called once for each delivery. Ranks in step skip the same batches.
         """
@@ -31,7 +31,7 @@ class Finisher(Protocol):
         """The batch for the training loop.
 
         Args:
-            delivery: Batch that the run delivered and that is not skipped; None if this rank has no sample of this batch.
+            delivery: Batch that the backend delivered and that is not skipped; None if this rank has no sample of this batch.
             rows_count: Number of rows that the batch has on every rank.
 
         Raises:
