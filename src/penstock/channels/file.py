@@ -26,12 +26,13 @@ from penstock.channels.entries import objects_of
 from penstock.channels.inside import check_folders, is_temporary, read_file, write_file
 from penstock.errors import ConfigError, CorruptShardError, DataError, StoreError
 from penstock.formats.compression import Gunzip
-from penstock.index.batched_gets import stat_many
+from penstock.index.place import HEADS_IN_FLIGHT_MAX
+from penstock.store.inflight import perform_many
 from penstock.store.local import LocalStore
 from penstock.text.json_text import parse_json
 from penstock.text.sizes import format_bytes
 from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_downloaded, stream
-from penstock.types import ObjectInfo
+from penstock.types import Head, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -203,8 +204,10 @@ def _items(source: Store, files: LocalStore, objects: Iterable[ChannelObject]) -
             asked.append((len(found), each.key))
         info = ObjectInfo(each.key, each.size_bytes or 0, each.etag, each.modified_s)
         found.append(TransferItem(info, each.name, files.path(each.name)))
-    for index, answer in stat_many(source, asked):
-        found[index] = replace(found[index], info=answer._replace(key=found[index].info.key))
+    heads = ((index, Head(key)) for index, key in asked)
+    for index, completion in perform_many(source, heads, requests_max=HEADS_IN_FLIGHT_MAX):
+        assert completion.info is not None
+        found[index] = replace(found[index], info=completion.info._replace(key=found[index].info.key))
     return found
 
 

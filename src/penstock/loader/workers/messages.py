@@ -26,8 +26,8 @@ from penstock.version import install_hint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.options import BatchPlan
     from penstock.loader.lanes.feed import Feed
+    from penstock.loader.options import BatchPlan
     from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
     from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
     from penstock.loader.position import FeedPosition, Position
