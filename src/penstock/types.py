@@ -218,6 +218,27 @@ class Chunk(NamedTuple):
         return f"<Chunk {public_key(self.key)!r} [{self.offset_bytes}, {end}){' last' if self.last else ''}>"
 
 
+class BodyStream(Protocol):
+    """A body that arrives while it is sent, so that it is never held whole. It can be sent only once.
+
+    Attributes:
+        length_bytes: Length of the whole body in bytes.
+    """
+
+    length_bytes: int
+
+    def read_nowait(self, size_bytes: int, on_more: Callable[[], None]) -> bytes | None:
+        """Return the next bytes, at most `size_bytes` of them; empty bytes at the end of the body.
+
+        Args:
+            size_bytes: The most bytes to return.
+            on_more: Called once, on any thread, when there are more bytes, if the result is None because there are none yet.
+
+        Raises:
+            Exception: The body is refused, and the request must not be completed.
+        """
+
+
 # ── operations that a store performs ────────────────────────────────────────────────────────────────────────
 
 
@@ -335,6 +356,19 @@ class CopyPart(NamedTuple):
     if_match: str | None = None
 
 
+class Forward(NamedTuple):
+    """Send a request of S3's own protocol on to a store that speaks it; ``Completion.value`` is a ``ForwardedAnswer``.
+
+    The store adds its address, its credentials and what its bucket demands of every request. Other stores refuse it.
+    """
+
+    method: str
+    key: Key  # empty for the bucket itself
+    query: str  # percent-encoded, without the question mark
+    headers: tuple[str, ...]  # lines ``Name: value``; for a streamed body, ``x-amz-content-sha256`` is among them
+    body: Buffer | BodyStream | None = None
+
+
 Operation: TypeAlias = (
     Get
     | Head
@@ -347,7 +381,16 @@ Operation: TypeAlias = (
     | Delete
     | Copy
     | CopyPart
+    | Forward
 )
+
+
+class ForwardedAnswer(NamedTuple):
+    """The answer to a ``Forward`` that succeeded: its status, its headers by lower-case name, and its body."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
 
 
 class Part(NamedTuple):

@@ -9,8 +9,8 @@ from fronts import FixedBuckets, RunningFront
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets.directory import DirectoryBuckets, files
 from penstock.gateway.buckets.directory.records import SidecarRecords
+from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.buckets.writes import writes_for
 from store_contract import StoreContract
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
@@ -81,7 +81,7 @@ class TestGatewayOfS3(StoreContract):
         table, front = growing
         upstream = connect_s3(f"s3://{bucket}")
         name = f"p{uuid.uuid4().hex}"
-        table.buckets[name] = UpstreamBucket(name, upstream, writes=writes_for(name, upstream))
+        table.buckets[name] = UpstreamBucket(name, upstream, operations=operations_for(name, upstream))
         credentials = ps.Credentials(access_key="test", secret_key="test-secret")
         with ps.connect(f"s3://{name}", endpoint_url=front.url, credentials=credentials) as store:
             yield store

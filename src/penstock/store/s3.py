@@ -28,11 +28,14 @@ from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build
 from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
     AbortMultipart,
+    Buffer,
     CompleteMultipart,
     Completion,
     Copy,
     CopyPart,
     CreateMultipart,
+    Forward,
+    ForwardedAnswer,
     Get,
     ListPage,
     ObjectInfo,
@@ -140,6 +143,11 @@ class _S3Exchange(Exchange[S3Store]):
         self.credentials: Credentials | None = None
         self.corrections_count = 0
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the body comes from a stream, so that it cannot be sent a second time."""
+        return self.wire.body is not None and not isinstance(self.wire.body, Buffer)
+
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self) -> None:
@@ -170,7 +178,7 @@ class _S3Exchange(Exchange[S3Store]):
         signing = None
         if credentials is not None:
             signing = store.signing(credentials)
-            if wire.body is not None:
+            if isinstance(wire.body, Buffer):
                 headers = [*headers, store.options.payload_header(wire.body, headers, over_tls=store.endpoint.over_tls)]
         operation = self.operation
         landing = self.sink.landing if isinstance(operation, Get) else None
@@ -225,6 +233,7 @@ class _S3Exchange(Exchange[S3Store]):
         if (
             status in (200, 206)
             or self.cancelled
+            or self.is_streamed
             or self.corrections_count >= _CORRECTIONS_MAX
             or status not in (301, 307, 308, 400, 403)
         ):
@@ -277,6 +286,8 @@ class _S3Exchange(Exchange[S3Store]):
             error.hint = "is this an S3 endpoint?"
         error.operation = self.wire.name
         error.url = self.store.describe(self.wire.key)
+        if self.is_streamed:
+            error.retryable = False
         span = getattr(self.operation, "span", None)
         error.span = tuple(span) if span is not None else None
         return error
@@ -293,6 +304,8 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
         completion.value = xml.parse_list(body)
         if prefix:
             completion.value = _relative(completion.value, len(prefix))
+    elif isinstance(operation, Forward):
+        completion.value = ForwardedAnswer(answer.status, headers, bytes(body))
     elif isinstance(operation, Put):
         if b"etag" not in headers:  # a portal's page, with status 200; nothing was stored
             raise ProtocolError("the answer to a write has no ETag", retryable=True)

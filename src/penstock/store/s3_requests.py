@@ -19,12 +19,14 @@ from penstock.store.keys import KEY_BYTES_MAX, check_key, has_dot_segment
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from penstock.types import (
     AbortMultipart,
+    BodyStream,
     Buffer,
     CompleteMultipart,
     Copy,
     CopyPart,
     CreateMultipart,
     Delete,
+    Forward,
     Get,
     Head,
     ListPage,
@@ -119,7 +121,7 @@ class S3Request(NamedTuple):
         method: HTTP method.
         url: URL with query, percent-encoded.
         headers: Lines ``Name: value``.
-        body: uint8[n] to send; None if there is none.
+        body: uint8[n] to send, or a stream of it; None if there is none.
         region: Region to sign for.
         redirected_url: URL that a temporary redirect named; None if there was none.
     """
@@ -129,7 +131,7 @@ class S3Request(NamedTuple):
     method: str
     url: str
     headers: list[str]
-    body: Buffer | None
+    body: Buffer | BodyStream | None
     region: str
     redirected_url: str | None = None
 
@@ -163,6 +165,7 @@ def build_request(endpoint: S3Endpoint, options: S3Options, operation: Operation
     build = _BUILDERS[type(operation)]
     name, key, method, query, headers, body = build(endpoint, options, operation)  # type: ignore[operator]
     keyless = isinstance(operation, ListPage) or (isinstance(operation, Delete) and body is not None)
+    keyless = keyless or (isinstance(operation, Forward) and not key)
     url = endpoint.base_url + ("" if keyless else _path(endpoint, key)) + query
     if body is not None:
         headers = [*headers, "Expect:"]  # saves a round trip; a body that is refused is small or a part
@@ -190,7 +193,7 @@ def _get(endpoint: S3Endpoint, options: S3Options, operation: Get) -> S3Request:
 
 
 _PLAIN = S3Options()
-_Built = tuple[str, str, str, str, list[str], Buffer | None]
+_Built = tuple[str, str, str, str, list[str], Buffer | BodyStream | None]
 
 
 def _head(_endpoint: S3Endpoint, options: S3Options, operation: Head) -> _Built:
@@ -291,6 +294,11 @@ def _copy_part(endpoint: S3Endpoint, options: S3Options, operation: CopyPart) ->
     return "COPY part", operation.target, "PUT", query, headers, b""
 
 
+def _forward(_endpoint: S3Endpoint, _options: S3Options, operation: Forward) -> _Built:
+    query = f"?{operation.query}" if operation.query else ""
+    return operation.method, operation.key, operation.method, query, list(operation.headers), operation.body
+
+
 _BUILDERS = {
     Head: _head,
     ListPage: _list,
@@ -302,4 +310,5 @@ _BUILDERS = {
     Delete: _delete,
     Copy: _copy,
     CopyPart: _copy_part,
+    Forward: _forward,
 }

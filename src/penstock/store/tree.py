@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from heapq import nsmallest
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, DirectoryMissingError, StoreError
@@ -80,16 +81,16 @@ class KeptWalks(Generic[Kept]):
         return walk
 
 
-class _TreeWalk(NamedTuple):
+class TreeWalk(NamedTuple):
     """What a listing wants."""
 
     prefix: str
     after: str  # keys up to and including this one are left out
-    delimited: bool
+    delimiter: str
     names_max: int  # names of a directory that are found at first; all of them if it goes on
 
 
-class _Folder(NamedTuple):
+class Folder(NamedTuple):
     """A directory that a listing is in."""
 
     names: list[str]  # those that follow, the next one last; a directory's ends with a slash
@@ -97,7 +98,7 @@ class _Folder(NamedTuple):
 
 
 class Tree:
-    """Pages of a directory tree.
+    """Pages of a directory tree; a subclass may list more than the tree's own files, and know more about each.
 
     A directory is read whole, because the system returns no order. If a page wants few keys of many, only so many names are
     held; the rest is read again and sorted for the next page. The state of a listing is kept between two of its pages, so that
@@ -109,7 +110,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._walks: KeptWalks[tuple[_TreeWalk, Iterator[ObjectInfo], list[_Folder]]] = KeptWalks()
+        self._walks: KeptWalks[tuple[TreeWalk, Iterator[ObjectInfo], list[Folder]]] = KeptWalks()
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -122,47 +123,60 @@ class Tree:
         return self._walks.held_bytes
 
     def page(self, operation: ListPage) -> Page:
-        """Return one page of a listing, as ``types.ListPage`` asks for it; the delimiter is ``"/"`` or empty.
+        """Return one page of a listing, as ``types.ListPage`` asks for it; only the last page has no token.
 
         Raises:
-            ConfigError: The delimiter is another one.
+            ConfigError: The delimiter is one that the tree does not have.
             DirectoryMissingError: The root does not exist.
             StoreError: A file's name is not UTF-8, so that no key can name it.
         """
-        if operation.delimiter not in ("", "/"):
-            raise ConfigError(f"delimiter={operation.delimiter!r} must be '' or '/'")
         walk, entries, folders = self._resumed(operation)
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
         for entry in entries:
             if entry.is_prefix:
                 prefixes.append(entry.key)
-            else:
-                objects.append(entry)
+            elif (described := self.described(entry)) is not None:
+                objects.append(described)
             if len(objects) + len(prefixes) == operation.keys_max:
+                if (following := next(entries, None)) is None:
+                    break
                 token = f"{id(entries):x}:{entry.key}"
                 held_bytes = int(sum(len(folder.names) * folder.name_bytes for folder in folders))
-                self._walks.keep(token, (walk, entries, folders), held_bytes=held_bytes)
+                self._walks.keep(token, (walk, chain([following], entries), folders), held_bytes=held_bytes)
                 return Page(objects, prefixes, token)
         return Page(objects, prefixes, None)
 
-    def _resumed(self, operation: ListPage) -> tuple[_TreeWalk, Iterator[ObjectInfo], list[_Folder]]:
-        prefix, delimited, folders = operation.prefix, bool(operation.delimiter), list[_Folder]()
+    def entries(self, walk: TreeWalk, folders: list[Folder]) -> Iterator[ObjectInfo]:
+        """Iterate over all that a listing wants, in key order."""
+        if walk.delimiter not in ("", "/"):
+            raise ConfigError(f"delimiter={walk.delimiter!r} must be '' or '/'")
+        return tree_entries(self.root, walk, folders)
+
+    def described(self, entry: ObjectInfo) -> ObjectInfo | None:
+        """Return an entry as a page shows it; None leaves it out."""
+        return entry
+
+    def _resumed(self, operation: ListPage) -> tuple[TreeWalk, Iterator[ObjectInfo], list[Folder]]:
+        prefix, delimiter, folders = operation.prefix, operation.delimiter, list[Folder]()
         names_max = operation.keys_max + 1 if operation.keys_max < _WHOLE_PAGE else sys.maxsize
         if operation.token is None:
-            walk = _TreeWalk(prefix, operation.start_after, delimited, names_max)
-            return walk, _entries(self.root, walk, folders), folders
+            walk = TreeWalk(prefix, operation.start_after, delimiter, names_max)
+            return walk, self.entries(walk, folders), folders
         kept = self._walks.take(operation.token)
         last = operation.token.partition(":")[2]
-        if kept is not None and (kept[0].prefix, kept[0].delimited) == (prefix, delimited):
+        if kept is not None and (kept[0].prefix, kept[0].delimiter) == (prefix, delimiter):
             return kept
-        walk = _TreeWalk(prefix, last, delimited, names_max)
+        walk = TreeWalk(prefix, last, delimiter, names_max)
         # What is below a prefix sorts after its name, so a prefix that was the last entry would be listed once more.
-        return walk, (entry for entry in _entries(self.root, walk, folders) if entry.key != last), folders
+        return walk, (entry for entry in self.entries(walk, folders) if entry.key != last), folders
 
 
-def _entries(root: Path, walk: _TreeWalk, folders: list[_Folder]) -> Iterator[ObjectInfo]:
-    """Iterate all entries. No method, because a tree that its own listings refer to would outlive its last user."""
+def tree_entries(root: Path, walk: TreeWalk, folders: list[Folder]) -> Iterator[ObjectInfo]:
+    """Iterate all entries below a directory.
+
+    This is no method, because a tree that its own listings refer to would outlive its last user.
+    """
     try:
         status = root.stat()
     except FileNotFoundError as error:
@@ -171,7 +185,7 @@ def _entries(root: Path, walk: _TreeWalk, folders: list[_Folder]) -> Iterator[Ob
 
 
 def _below(
-    path: str, base: str, walk: _TreeWalk, parents: tuple[tuple[int, int], ...], folders: list[_Folder]
+    path: str, base: str, walk: TreeWalk, parents: tuple[tuple[int, int], ...], folders: list[Folder]
 ) -> Iterator[ObjectInfo]:
     """Iterate the entries of a directory and below it.
 
@@ -194,15 +208,15 @@ def _below(
         place = (status.st_dev, status.st_ino)
         if place in parents:
             continue
-        if walk.delimited and len(key) > len(walk.prefix):
-            inside = _TreeWalk(key, walk.after, delimited=False, names_max=1)
+        if walk.delimiter == "/" and len(key) > len(walk.prefix):
+            inside = TreeWalk(key, walk.after, delimiter="", names_max=1)
             if next(_below(name_path[:-1], key, inside, (*parents, place), []), None):
                 yield ObjectInfo(key, 0, is_prefix=True)
         else:
             yield from _below(name_path[:-1], key, walk, (*parents, place), folders)
 
 
-def _names(path: str, base: str, walk: _TreeWalk, folders: list[_Folder]) -> Iterator[str]:
+def _names(path: str, base: str, walk: TreeWalk, folders: list[Folder]) -> Iterator[str]:
     """Iterate the names that may hold what is wanted, in key order: a directory has a slash, and sorts as its name with it."""
     last = ""
     while True:
@@ -214,7 +228,7 @@ def _names(path: str, base: str, walk: _TreeWalk, folders: list[_Folder]) -> Ite
             return
         last = names[0]
         sample = names[:: len(names) // 1000 + 1]
-        folders.append(_Folder(names, _NAME_BYTES + sum(map(len, sample)) / len(sample)))
+        folders.append(Folder(names, _NAME_BYTES + sum(map(len, sample)) / len(sample)))
         try:
             while names:
                 yield names.pop()
@@ -224,7 +238,7 @@ def _names(path: str, base: str, walk: _TreeWalk, folders: list[_Folder]) -> Ite
             return
 
 
-def _scanned(path: str, base: str, walk: _TreeWalk, last: str) -> Iterator[str]:
+def _scanned(path: str, base: str, walk: TreeWalk, last: str) -> Iterator[str]:
     """Iterate the names after `last` that may hold what is wanted, in no order."""
     prefix, after = walk.prefix, walk.after
     try:

@@ -23,13 +23,14 @@ from penstock.config import KIB, MIB
 from penstock.memory.buffers import whole_bytes
 from penstock.system.libcurl import pycurl
 from penstock.transport.http import parse_head
+from penstock.types import Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config import TransportConfig
     from penstock.transport.http import HttpTransfer
-    from penstock.types import Buffer
+    from penstock.types import BodyStream
 
 UPLOAD_BUFFER_BYTES = 256 * KIB
 """Through which libcurl sends, small enough for a processor's second-level cache; measured together with bodies that are read
@@ -75,7 +76,7 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
         headers = [*headers, "Content-Type:"]  # removes the header; libcurl would call the body a form
     if any("\n" in line or "\r" in line for line in headers):
         raise ValueError("a header line with a line break")
-    setopt(pycurl.HTTPHEADER, headers)
+    setopt(pycurl.HTTPHEADER, [line if line.isascii() else line.encode() for line in headers])
     setopt(pycurl.HEADERFUNCTION, transfer.header_lines.append)
     landing = transfer.landing
     if landing is not None and landing.direct is not None and landing.end - landing.position >= DIRECT_BYTES_MIN:
@@ -169,11 +170,13 @@ def prepare_method(transfer: HttpTransfer, curl: Any) -> None:
         setopt(pycurl.CUSTOMREQUEST, request.method)
 
 
-def _send(transfer: HttpTransfer, curl: Any, body: Buffer) -> None:
+def _send(transfer: HttpTransfer, curl: Any, body: Buffer | BodyStream) -> None:
     """Send `body`: libcurl reads a ``bytes`` object in place, without the GIL, and copies of any other memory."""
     method, setopt = transfer.request.method, curl.setopt
-    whole = whole_bytes(body)
-    if whole is not None:
+    whole = whole_bytes(body) if isinstance(body, Buffer) else None
+    if not isinstance(body, Buffer):
+        _pass_on(transfer, curl, body)
+    elif whole is not None:
         setopt(pycurl.POSTFIELDS, whole)  # makes it a POST; a PUT changes only the method's name
         transfer.count_sent = partial(curl.getinfo, pycurl.SIZE_UPLOAD_T)
     else:
@@ -381,3 +384,29 @@ class CurlPool:
 
     def _on_timer(self, timeout_ms: int) -> None:
         self.due_s = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+
+
+def _pass_on(transfer: HttpTransfer, curl: Any, stream: BodyStream) -> None:
+    """Send a stream, which can be sent only once; while it has nothing to send, libcurl pauses."""
+
+    def read(size: int) -> bytes | int:
+        try:
+            piece = stream.read_nowait(size, wake)
+        except Exception:  # the stream's owner knows it
+            return pycurl.READFUNC_ABORT  # type: ignore[no-any-return]
+        transfer.waits_for_body = piece is None
+        if piece is None:
+            return pycurl.READFUNC_PAUSE  # type: ignore[no-any-return]
+        transfer.sent_bytes += len(piece)
+        return piece
+
+    def wake() -> None:
+        transfer.call_soon(resume)
+
+    def resume() -> None:
+        if not transfer.ended:
+            curl.pause(pycurl.PAUSE_CONT)
+
+    curl.setopt(pycurl.UPLOAD, 1)
+    curl.setopt(pycurl.INFILESIZE_LARGE, stream.length_bytes)
+    curl.setopt(pycurl.READFUNCTION, read)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.config import TransportConfig
     from penstock.transport.signing import Signing
-    from penstock.types import Buffer
+    from penstock.types import BodyStream, Buffer
 
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -41,7 +41,7 @@ class HttpRequest:
         method: ``GET``, ``HEAD``, ``PUT``, ``POST`` or ``DELETE``.
         url: URL with query, percent-encoded.
         headers: Lines ``Name: value``.
-        body: uint8[n] to send; None if there is none.
+        body: uint8[n] to send, or a stream of it; None if there is none.
         signing: Signs the request at the moment that it is sent; None for an anonymous request.
         sink: Hears how the exchange goes.
         config: Deadlines and connections.
@@ -55,7 +55,7 @@ class HttpRequest:
     sink: HttpSink
     config: TransportConfig
     headers: Sequence[str] = ()
-    body: Buffer | None = None
+    body: Buffer | BodyStream | None = None
     signing: Signing | None = None
     landing: Landing | None = None
     redirects_max: int = 0
@@ -175,6 +175,7 @@ class HttpTransfer:
     ended: bool = field(init=False, default=False)
     header_lines: list[bytes] = field(init=False, default_factory=list)
     sent_bytes: int = field(init=False, default=0)
+    waits_for_body: bool = field(init=False, default=False)  # the caller's stream has nothing to send yet
     count_sent: Callable[[], int] | None = field(
         init=False, default=None
     )  # replaces `sent_bytes` if libcurl reads the body
@@ -202,6 +203,10 @@ class HttpTransfer:
 
     def _cancel(self) -> None:
         self._loop.give_up(self, CANCELLED, "cancelled")
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread; callable from any thread."""
+        self._loop.call_soon(call)
 
     def unanswered_s(self) -> float:
         """Return how long it has waited for the head of the answer; see ``types.Transfer.unanswered_s``."""

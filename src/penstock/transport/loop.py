@@ -345,6 +345,9 @@ class EventLoop:
                         (transfer, pycurl.E_OPERATION_TIMEDOUT, f"no connection within {config.connect_s_max:g} s")
                     )
                 continue
+            if transfer.waits_for_body:
+                transfer.watch_s = now_s  # the caller has its own deadlines for what it sends
+                continue
             progress = transfer.progress_bytes()
             moved = progress - transfer.watch_bytes
             if moved >= config.stall_bytes_per_s * config.stall_s_max or transfer.watch_bytes < 0:

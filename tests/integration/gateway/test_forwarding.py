@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import zlib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,10 @@ from botocore.exceptions import ClientError
 import penstock as ps
 from fronts import RunningFront, s3_client
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
-from penstock.gateway.buckets.forwarding import ForwardedWrites
+from penstock.gateway.buckets import forwarding
+from penstock.gateway.buckets.forwarding import ForwardedOperations
+from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.buckets.writes import writes_for
 from penstock.gateway.objects import Caller, GatewayRequest, S3Error
 from penstock.store import LocalStore, MemoryStore
 from penstock.store.base import innermost
@@ -45,7 +48,7 @@ class WritableBucket:
 def gateway_of(store: Store) -> RunningFront:
     """Return a gateway with keys, whose access point ``point`` writes to a store."""
     keys = AccessKeys.parse("test:test-secret:rw", source="test")
-    bucket = UpstreamBucket("point", store, writes=writes_for("point", store))
+    bucket = UpstreamBucket("point", store, operations=operations_for("point", store))
     return RunningFront(bucket, authenticator=SignatureAuthenticator(keys))
 
 
@@ -208,15 +211,18 @@ def test_the_cache_forgets_what_was_written(connect_s3: Callable[..., Store], bu
 class TrailedBody:
     """A body whose checksum comes after its bytes; with an error, it is refused there."""
 
-    def __init__(self, data: bytes, error: S3Error | None = None) -> None:
+    def __init__(self, data: bytes, error: S3Error | None = None, *, pause_s: float = 0.0) -> None:
         self.length_bytes = len(data)
         self.checksums: dict[str, str] = {}
         self._data = data
         self._error = error
+        self._pause_s = pause_s
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for start in range(0, len(self._data), 100_000):
             yield self._data[start : start + 100_000]
+            if self._pause_s and start == 3_000_000:
+                await asyncio.sleep(self._pause_s)
         if self._error is not None:
             raise self._error
         self.checksums["crc32"] = base64.b64encode(zlib.crc32(self._data).to_bytes(4, "big")).decode()
@@ -236,7 +242,7 @@ async def performed(store: Store, request: GatewayRequest, body: TrailedBody) ->
     async def note_written(_keys: Any) -> None:
         """There is no cache."""
 
-    writes = ForwardedWrites("point", innermost(store), note_written=note_written)
+    writes = ForwardedOperations("point", innermost(store), note_written=note_written)
     try:
         return await writes.perform(request, body)
     finally:
@@ -246,8 +252,6 @@ async def performed(store: Store, request: GatewayRequest, body: TrailedBody) ->
 @pytest.mark.parametrize("size", [10, 3 * MIB + 5])
 def test_a_checksum_in_a_trailer_reaches_the_upstream(s3_store: Store, s3_client: Any, bucket: str, size: int) -> None:
     """The upstream verifies and keeps the checksum that the client sent after the bytes."""
-    import asyncio
-
     data = (PART)[:size]
     request = put_request(**{"x-amz-trailer": "x-amz-checksum-crc32", "Content-Encoding": "aws-chunked,gzip"})
     answer = asyncio.run(performed(s3_store, request, TrailedBody(data)))
@@ -260,14 +264,24 @@ def test_a_checksum_in_a_trailer_reaches_the_upstream(s3_store: Store, s3_client
 
 def test_a_body_that_is_refused_at_its_end_is_not_stored(s3_store: Store, s3_client: Any, bucket: str) -> None:
     """If a streamed body turns out to be damaged, the client's error is its own, and the upstream has no object."""
-    import asyncio
-
     error = S3Error("BadDigest", "It does not match.", status=400)
     with pytest.raises(S3Error) as caught:
         asyncio.run(performed(s3_store, put_request(), TrailedBody(PART, error)))
     assert caught.value is error
     with pytest.raises(ClientError):
         s3_client.head_object(Bucket=bucket, Key="k")
+
+
+def test_a_body_that_comes_slowly_is_sent_as_it_comes(
+    s3_store: Store, s3_client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the client sends nothing, the upload waits, longer than an upstream may take for an answer, and then goes on."""
+    core = innermost(s3_store)
+    core.transport = replace(core.transport, first_byte_s_max=0.4)
+    monkeypatch.setattr(forwarding, "_ANSWER_S_MAX", 0.4)
+    answer = asyncio.run(performed(s3_store, put_request(), TrailedBody(PART, pause_s=2.0)))
+    assert answer.headers["ETag"] == f'"{hashlib.md5(PART).hexdigest()}"'
+    assert s3_client.get_object(Bucket=bucket, Key="k")["Body"].read() == PART
 
 
 # ── other stores ────────────────────────────────────────────────────────────────────────────────────────────────────

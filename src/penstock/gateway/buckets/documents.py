@@ -1,16 +1,25 @@
-"""The XML documents of operations that write, in both directions. Pure."""
+"""XML documents, in both directions: operations that write, attributes of an object, settings that nobody made. Pure."""
 
 from __future__ import annotations
 
 import re
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from penstock.gateway.buckets.requests import (
+    check_write_conditions,
+    invalid_argument,
+    not_implemented,
+    number_in,
+)
 from penstock.gateway.objects import Answer, S3Error
-from penstock.gateway.s3_text import DECLARATION, NAMESPACE, escaped
+from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from penstock.gateway.objects import GatewayRequest, ObjectHead
 
 CHECKSUM_ELEMENTS = {
     "crc32": "ChecksumCRC32",
@@ -18,6 +27,47 @@ CHECKSUM_ELEMENTS = {
     "crc64nvme": "ChecksumCRC64NVME",
     "sha1": "ChecksumSHA1",
     "sha256": "ChecksumSHA256",
+}
+_ATTRIBUTES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
+_CHECKSUM_PREFIX = "x-amz-checksum-"
+_MISSING = {
+    "policy": ("NoSuchBucketPolicy", "The bucket policy does not exist"),
+    "policyStatus": ("NoSuchBucketPolicy", "The bucket policy does not exist"),
+    "cors": ("NoSuchCORSConfiguration", "The CORS configuration does not exist"),
+    "lifecycle": ("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist"),
+    "encryption": (
+        "ServerSideEncryptionConfigurationNotFoundError",
+        "The server side encryption configuration was not found",
+    ),
+    "tagging": ("NoSuchTagSet", "The TagSet does not exist"),
+    "object-lock": (
+        "ObjectLockConfigurationNotFoundError",
+        "Object Lock configuration does not exist for this bucket",
+    ),
+    "website": ("NoSuchWebsiteConfiguration", "The specified bucket does not have a website configuration"),
+    "replication": ("ReplicationConfigurationNotFoundError", "The replication configuration was not found"),
+    "publicAccessBlock": (
+        "NoSuchPublicAccessBlockConfiguration",
+        "The public access block configuration was not found",
+    ),
+    "ownershipControls": ("OwnershipControlsNotFoundError", "The bucket ownership controls were not found"),
+    "metadataTable": ("MetadataTableConfigurationNotFound", "The metadata table configuration was not found"),
+}
+_MISSING_OF_OBJECTS = {
+    "retention": ("NoSuchObjectLockConfiguration", "The specified object does not have a ObjectLock configuration"),
+    "legal-hold": ("NoSuchObjectLockConfiguration", "The specified object does not have a ObjectLock configuration"),
+}
+_EMPTY = {
+    "versioning": "VersioningConfiguration",
+    "logging": "BucketLoggingStatus",
+    "notification": "NotificationConfiguration",
+    "accelerate": "AccelerateConfiguration",
+}
+_EMPTY_LISTS = {
+    "analytics": "ListBucketAnalyticsConfigurationResult",
+    "inventory": "ListInventoryConfigurationsResult",
+    "metrics": "ListMetricsConfigurationsResult",
+    "intelligent-tiering": "ListBucketIntelligentTieringConfigurationsOutput",
 }
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f]")
 _REFERENCE = re.compile(r"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));")
@@ -94,3 +144,104 @@ def malformed() -> S3Error:
         "The XML you provided was not well-formed or did not validate against our published schema",
         status=400,
     )
+
+
+# ── attributes of an object ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def object_attributes(head: ObjectHead, request: GatewayRequest) -> Answer:
+    """Return the answer to ``GetObjectAttributes``.
+
+    Args:
+        head: Description of the object, with its size, and with its checksums if they are known.
+        request: The request, which names the attributes.
+
+    Raises:
+        S3Error: It names none or an unknown one, or its ``If-Match`` does not hold.
+    """
+    wanted = [name.strip() for name in request.headers.get("x-amz-object-attributes", "").split(",")]
+    if not wanted[0] or any(name not in _ATTRIBUTES for name in wanted):
+        raise invalid_argument("x-amz-object-attributes", "Invalid attribute name specified.", ",".join(wanted))
+    check_write_conditions({"If-Match": request.headers.get("If-Match", "*")}, head.etag)
+    sums = {name: value for name in CHECKSUM_ELEMENTS if (value := head.headers.get(f"{_CHECKSUM_PREFIX}{name}"))}
+    rows: dict[str, object] = {
+        "ETag": head.etag.strip('"'),
+        "Checksum": checksum_elements(sums, head.headers.get(f"{_CHECKSUM_PREFIX}type")) or None,
+        "ObjectParts": _part_rows(head, request.headers, next(iter(sums), "")) if head.part_sizes_bytes else None,
+        "StorageClass": head.headers.get("x-amz-storage-class", "STANDARD"),
+        "ObjectSize": head.size_bytes,
+    }
+    return document(
+        "GetObjectAttributesResponse",
+        [(name, rows[name]) for name in _ATTRIBUTES if name in wanted],
+        headers={"Last-Modified": formatdate(int(head.last_modified_s), usegmt=True)},
+    )
+
+
+def _part_rows(head: ObjectHead, headers: Mapping[str, str], algorithm: str) -> list[tuple[str, object]]:
+    """Return the parts of an object: one by one only if they have checksums."""
+    count = len(head.part_sizes_bytes)
+    rows: list[tuple[str, object]] = [("PartsCount", count)]
+    if not head.part_checksums:
+        return rows
+    most = number_in(headers, "x-amz-max-parts", default=1000, most=1000)
+    marker = number_in(headers, "x-amz-part-number-marker", default=0, most=1 << 31)
+    last = min(count, marker + most)
+    rows += [
+        ("PartNumberMarker", marker),
+        ("NextPartNumberMarker", last),
+        ("MaxParts", most),
+        ("IsTruncated", str(last < count).lower()),
+    ]
+    for index in range(min(marker, count), last):
+        part = [
+            ("PartNumber", index + 1),
+            ("Size", head.part_sizes_bytes[index]),
+            (CHECKSUM_ELEMENTS[algorithm], head.part_checksums[index]),
+        ]
+        rows.append(("Part", part))
+    return rows
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def default_setting(request: GatewayRequest, name: str) -> Answer:
+    """Answer a GET for a setting with S3's answer for a setting that was not made.
+
+    Args:
+        request: The request.
+        name: Name of the setting, as ``operations.setting_named`` returned it.
+
+    Raises:
+        S3Error: S3 answers with an error if the setting was not made, or the setting does not exist.
+    """
+    missing = _MISSING_OF_OBJECTS.get(name) if request.key else _MISSING.get(name)
+    if missing is not None:
+        code, message = missing
+        raise S3Error(code, message, status=404, details={"BucketName": request.bucket})
+    if name == "acl":
+        return access_control_list()
+    if not request.key:
+        if name in _EMPTY:
+            return document(_EMPTY[name], ())
+        if name in _EMPTY_LISTS:
+            return document(_EMPTY_LISTS[name], [("IsTruncated", "false")])
+        if name == "requestPayment":
+            return document("RequestPaymentConfiguration", [("Payer", "BucketOwner")])
+    raise not_implemented(name)
+
+
+def access_control_list() -> Answer:
+    """Return the list that grants everything to the one owner."""
+    grantee = "".join(
+        (
+            '<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser">',
+            *(f"<{name}>{value}</{name}>" for name, value in OWNER),
+            "</Grantee>",
+        )
+    )
+    answer = document(
+        "AccessControlPolicy", [("Owner", OWNER), ("AccessControlList", [("Grant", [("Permission", "FULL_CONTROL")])])]
+    )
+    return answer._replace(body=answer.body.replace(b"<Grant>", b"<Grant>" + grantee.encode()))

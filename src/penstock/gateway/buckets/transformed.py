@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectMissingError
-from penstock.gateway.buckets.attributes import object_attributes
+from penstock.gateway.buckets.documents import object_attributes
 from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
 from penstock.gateway.buckets.mapped import MappedResult
 from penstock.gateway.buckets.renaming import KeyRenaming

@@ -17,13 +17,10 @@ from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError,
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
 from penstock.fetch.requests import contradiction_of
-from penstock.gateway.buckets.attributes import object_attributes
 from penstock.gateway.buckets.believed_objects import AT_ONCE_BYTES_MAX, BelievedObjects
-from penstock.gateway.buckets.requests import not_implemented
+from penstock.gateway.buckets.operations import BucketOperations, ReadOnlyOperations
 from penstock.gateway.buckets.store_heads import object_head
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
-from penstock.gateway.buckets.subresources import default_setting, setting_named
-from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.fetch.budget import Budget
     from penstock.gateway.buckets.believed_objects import BelievedObject
     from penstock.gateway.buckets.hot_bodies import HotBodies
-    from penstock.gateway.buckets.writes import Writes
     from penstock.gateway.objects import Answer, GatewayRequest, ObjectHead, RequestBody
     from penstock.store.base import Store
     from penstock.types import Buffer, Chunk, Key, ListPage, ObjectInfo, Page
@@ -59,7 +55,7 @@ class UpstreamBucket:
         name: Name of the bucket.
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
-        writes: The part that changes the store's objects, as ``writes_for`` makes it; None if the bucket can only be read.
+        operations: What changes the store's objects, as ``operations_for`` makes it; None if the bucket can only be read.
         hot: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
 
     Attributes:
@@ -74,13 +70,13 @@ class UpstreamBucket:
         store: Store,
         *,
         created_s: float = 0.0,
-        writes: Writes | None = None,
+        operations: BucketOperations | None = None,
         hot: HotBodies | None = None,
     ) -> None:
         self.name = name
         self.store = store
         self.created_s = created_s
-        self._writes = writes
+        self._operations = operations or ReadOnlyOperations(self)
         self._cached = store if isinstance(store, Cached) else None
         self._known = BelievedObjects(store, hot)
         self._described: OrderedDict[Key, ObjectInfo] = OrderedDict()  # by the last HEADs
@@ -200,24 +196,14 @@ class UpstreamBucket:
 
     async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Write, or answer a question about a setting; see ``Bucket.other``."""
-        if self._writes is not None:
-            return await self._writes.perform(request, body)
-        if request.method not in ("GET", "HEAD"):
-            raise S3Error("AccessDenied", "This bucket can only be read.", status=403)
-        setting = setting_named(request)
-        if setting is None:
-            raise not_implemented(request.method)
-        if setting == "attributes" and request.key:
-            return object_attributes(await self.head(request), request)
-        return default_setting(request, setting)
+        return await self._operations.perform(request, body)
 
     async def close(self) -> None:
         """Close the store; idempotent."""
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
-        if self._writes is not None:
-            await self._writes.close()
+        await self._operations.close()
         await asyncio.to_thread(self.store.close)
 
     # ── for the objects ────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,9 +26,9 @@ from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, La
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
 from penstock.gateway.buckets.hot_bodies import HotBodies
 from penstock.gateway.buckets.indexed import IndexedBucket
+from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.buckets.writes import writes_for
 from penstock.gateway.config import GatewayLimits
 from penstock.gateway.http.front import Front
 from penstock.gateway.objects import S3Error
@@ -127,9 +127,9 @@ class Assembly:
         for point in config.access_points:
             store = open_store(point, config)
             self._stores.append(store)
-            writes = writes_for(point.name, store) if point.read_write else None
+            operations = operations_for(point.name, store) if point.read_write else None
             sources[point.name] = UpstreamBucket(
-                point.name, store, created_s=self._started_s, writes=writes, hot=self._hot
+                point.name, store, created_s=self._started_s, operations=operations, hot=self._hot
             )
         if stays_on_one_processor(config.cpu_affinity, self._stores):
             stay_on_one_processor(int(1000 * self._order.started_s) + self._order.index)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.gateway.buckets.directory.bodies import FileThreads
 from penstock.gateway.buckets.directory.bucket import DirectoryBucket, s3_errors
+from penstock.gateway.buckets.directory.files import bucket_missing, make_below
 from penstock.gateway.buckets.directory.layout import HIDDEN, REGION_FILE, check_bucket_name, is_folder_name
-from penstock.gateway.buckets.directory.staging import bucket_missing, make_below
-from penstock.gateway.buckets.directory.threads import FileThreads
 from penstock.gateway.buckets.requests import access_denied
 from penstock.gateway.objects import S3Error
 

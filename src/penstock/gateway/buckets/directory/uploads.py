@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checksums import algorithms as checksums
 from penstock.checksums.combining import CRCS, combined_crc
+from penstock.gateway.buckets.directory.files import bucket_missing, make_below
 from penstock.gateway.buckets.directory.records import StoredRecord
-from penstock.gateway.buckets.directory.staging import bucket_missing, make_below
 from penstock.gateway.objects import S3Error
 from penstock.store.local import sync_directory
 from penstock.store.upload import multipart_etag
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from penstock.gateway.buckets.directory.files import BucketFiles, StoredObject
-    from penstock.gateway.buckets.directory.staging import StagedFile
+    from penstock.gateway.buckets.directory.files import BucketFiles, StagedFile, StoredObject
 
 PART_BYTES_MIN = 5 << 20
 """Smallest size of a part in bytes, except for the last part; S3's limit."""

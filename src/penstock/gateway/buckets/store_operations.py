@@ -1,31 +1,34 @@
-"""Requests that write become operations of a store other than S3: memory, a prefix of files, fsspec.
+"""Requests that write become operations of a store: of S3 its own requests, of any other store what all stores can do.
 
-Such stores keep bytes and no headers, so content headers, user metadata and tags are not kept. What a store cannot do at all is
-refused.
+Stores other than S3 (memory, a prefix of files, fsspec) keep bytes and no headers, so content headers, user metadata and tags
+are not kept. What a store cannot do at all is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from penstock.cache import Cached
 from penstock.gateway.buckets.documents import document, malformed, parsed
-from penstock.gateway.buckets.object_headers import object_headers
+from penstock.gateway.buckets.forwarding import ForwardedOperations
+from penstock.gateway.buckets.operations import BucketOperations
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
-    check_version,
     copied_span,
     not_implemented,
+    object_headers,
     part_number,
     read_document,
-    refuse_unsupported,
 )
 from penstock.gateway.buckets.submitting import perform_on_loop
-from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.objects import Answer, S3Error
 from penstock.gateway.s3_text import timestamp
 from penstock.redaction import public_url
+from penstock.store.base import innermost
+from penstock.store.s3 import S3Store
 from penstock.types import (
     AbortMultipart,
     CompleteMultipart,
@@ -40,21 +43,47 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Collection, Mapping
 
     from penstock.gateway.objects import GatewayRequest, RequestBody
     from penstock.store.base import Store
     from penstock.types import ObjectInfo
 
-    Operation = Callable[[GatewayRequest, RequestBody], Awaitable[Answer]]
-
 BODY_BYTES_MAX = 64 << 20
-"""Largest body that is held in memory, because a store takes each part whole; clients send 5 to 16 MiB."""
+"""Largest part that is held in memory, because a store takes each part whole; clients send 5 to 16 MiB."""
 
 _PART_BYTES = 16 << 20
 
 
-class StoreWrites:
+def operations_for(name: str, store: Store) -> BucketOperations:
+    """Return the operations that write to a store: requests are passed on to S3, and become operations of other stores.
+
+    Args:
+        name: Name of the bucket, by which clients know it.
+        store: The store, with all its wrappers.
+    """
+
+    async def note_written(keys: Collection[str]) -> None:
+        cached = _cached(store)
+        if cached is not None and keys:
+            await asyncio.to_thread(cached.note_written, keys)
+
+    core = innermost(store)
+    if isinstance(core, S3Store):
+        return ForwardedOperations(name, core, note_written=note_written)
+    return StoreOperations(name, store)
+
+
+def _cached(store: Store) -> Cached | None:
+    while not isinstance(store, Cached):
+        inner = getattr(store, "inner", None)
+        if inner is None:
+            return None
+        store = inner
+    return store
+
+
+class StoreOperations(BucketOperations):
     """Performs requests as operations of a store.
 
     Args:
@@ -62,46 +91,21 @@ class StoreWrites:
         store: The store.
     """
 
+    honoured: ClassVar[Mapping[str, Collection[str]]] = {
+        "put_object": ("if-none-match",),
+        "complete_multipart_upload": ("if-none-match",),
+    }
+
     def __init__(self, name: str, store: Store) -> None:
         self._name = name
         self._store = store
-        self._operations: dict[tuple[str, str], Operation] = {
-            ("PUT", ""): self._put,
-            ("PUT", "copy"): self._copy,
-            ("DELETE", ""): self._delete,
-            ("POST", "uploads"): self._begin,
-            ("PUT", "uploadId"): self._put_part,
-            ("PUT", "uploadId copy"): self._copy_part,
-            ("POST", "uploadId"): self._complete,
-            ("DELETE", "uploadId"): self._abort,
-        }
-
-    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Perform a request; see ``Writes.perform``."""
-        check_version(request)
-        setting = setting_named(request)
-        is_part = "uploadId" in request.query or "partNumber" in request.query
-        method, name = request.method, setting or ("uploadId" if is_part else "")
-        if method != "GET":
-            can_be_conditional = (method, name) in (("PUT", ""), ("POST", "uploadId")) and not _is_copy(request)
-            refuse_unsupported(request, honoured=("if-none-match",) if can_be_conditional else ())
-        if not request.key:
-            if (method, name) == ("POST", "delete"):
-                return await self._delete_many(body)
-        else:
-            if method == "PUT" and _is_copy(request):
-                name = f"{name} copy".strip()
-            if (operation := self._operations.get((method, name))) is not None:
-                return await operation(request, body)
-        if method == "GET" and setting is not None:
-            return default_setting(request, setting)
-        raise not_implemented(f"{method} {setting or ''}".strip())
 
     # ── objects ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _put(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def put_object(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """PutObject: a large body goes to the store in parts, as it comes."""
         object_headers(request.headers)  # refuses what is not valid
-        if_absent = await self._is_only_if_absent(request)
+        if_absent = _is_only_if_absent(request)
         if body.length_bytes is None:
             raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
         if body.length_bytes <= _PART_BYTES:
@@ -133,13 +137,8 @@ class StoreWrites:
             await perform_on_loop(self._store, AbortMultipart(key, upload_id))
             raise
 
-    async def _is_only_if_absent(self, request: GatewayRequest) -> bool:
-        none_match = request.headers.get("If-None-Match")
-        if none_match not in (None, "*"):
-            raise not_implemented("If-None-Match with an ETag, for this kind of upstream")
-        return none_match == "*"
-
-    async def _copy(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+    async def copy_object(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """CopyObject, inside the store."""
         info = await self._source(request)
         completion = await perform_on_loop(self._store, Copy(info.key, request.key, info.etag))
         etag = completion.info.etag if completion.info is not None else None
@@ -154,13 +153,15 @@ class StoreWrites:
         check_copy_conditions(request.headers, etag=info.etag or "", modified_s=info.last_modified_s or 0)
         return info
 
-    async def _delete(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+    async def delete_object(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """DeleteObject; a missing object is no error."""
         failed = (await perform_on_loop(self._store, Delete((request.key,)))).value
         if failed:
             raise S3Error("InternalError", "The object could not be removed.", status=500)
         return Answer(204)
 
-    async def _delete_many(self, body: RequestBody) -> Answer:
+    async def delete_objects(self, _request: GatewayRequest, body: RequestBody) -> Answer:
+        """DeleteObjects: at most 1 000 keys, of which some may fail."""
         tree = parsed(await read_document(body), root="Delete")
         keys = [row.findtext("Key") or "" for row in tree.findall("Object")]
         if not 0 < len(keys) <= 1000 or not all(keys):
@@ -182,13 +183,15 @@ class StoreWrites:
 
     # ── multipart ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _begin(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+    async def create_multipart_upload(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """CreateMultipartUpload."""
         object_headers(request.headers)
         upload_id = (await perform_on_loop(self._store, CreateMultipart(request.key))).value
         rows = [("Bucket", self._name), ("Key", request.key), ("UploadId", upload_id)]
         return document("InitiateMultipartUploadResult", rows)
 
-    async def _put_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def upload_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """UploadPart, which is held in memory."""
         number = part_number(request)
         if (body.length_bytes or 0) > BODY_BYTES_MAX:
             message = f"Parts for this kind of upstream must not be larger than {BODY_BYTES_MAX} bytes."
@@ -198,14 +201,16 @@ class StoreWrites:
         part: Part = (await perform_on_loop(self._store, operation)).value
         return Answer(200, {"ETag": part.etag})
 
-    async def _copy_part(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+    async def upload_part_copy(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """UploadPartCopy, inside the store."""
         number, info = part_number(request), await self._source(request)
         span = copied_span(request.headers, info.size_bytes)
         operation = CopyPart(info.key, span, request.key, request.query.get("uploadId", ""), number, info.etag)
         part: Part = (await perform_on_loop(self._store, operation)).value
         return document("CopyPartResult", [("LastModified", timestamp(time.time())), ("ETag", part.etag)])
 
-    async def _complete(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def complete_multipart_upload(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """CompleteMultipartUpload."""
         tree = parsed(await read_document(body), root="CompleteMultipartUpload")
         parts = []
         for row in tree.findall("Part"):
@@ -215,7 +220,7 @@ class StoreWrites:
             parts.append(Part(int(number), f'"{etag}"'))
         if not parts:
             raise malformed()
-        if_absent = await self._is_only_if_absent(request)
+        if_absent = _is_only_if_absent(request)
         operation = CompleteMultipart(request.key, request.query.get("uploadId", ""), tuple(parts), if_absent)
         info = (await perform_on_loop(self._store, operation)).info
         rows = [("Location", public_url(request.url)), ("Bucket", self._name), ("Key", request.key)]
@@ -223,17 +228,18 @@ class StoreWrites:
             "CompleteMultipartUploadResult", [*rows, ("ETag", (info.etag if info is not None else "") or "")]
         )
 
-    async def _abort(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+    async def abort_multipart_upload(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """AbortMultipartUpload."""
         await perform_on_loop(self._store, AbortMultipart(request.key, request.query.get("uploadId", "")))
         return Answer(204)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-def _is_copy(request: GatewayRequest) -> bool:
-    return "x-amz-copy-source" in request.headers
 
 
 def _etag_header(info: ObjectInfo | None) -> dict[str, str]:
     return {"ETag": info.etag} if info is not None and info.etag else {}
+
+
+def _is_only_if_absent(request: GatewayRequest) -> bool:
+    none_match = request.headers.get("If-None-Match")
+    if none_match not in (None, "*"):
+        raise not_implemented("If-None-Match with an ETag, for this kind of upstream")
+    return none_match == "*"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.checksums import algorithms as checksums
-from penstock.gateway.buckets.trailing import CHECKSUM_CHARACTERS, CHUNK_BYTES, encoded, encoded_length_bytes
+from penstock.gateway.buckets.forwarding import CHECKSUM_CHARACTERS, CHUNK_BYTES, encoded, encoded_length_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
