@@ -184,8 +184,8 @@ def list_buckets(
 
     Cost: one request per 1 000 buckets.
     """
+    from penstock.store.inflight import perform
     from penstock.store.s3_requests import S3Options
-    from penstock.store.waiting import perform
     from penstock.types import ListPage
 
     core = _s3(("", ""), endpoint_url, region, profile, credentials, anonymous, "path", transport, S3Options())

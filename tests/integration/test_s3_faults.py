@@ -38,8 +38,8 @@ from penstock.errors import (
 from penstock.fetch import Budget, PlanItem
 from penstock.store.base import Wrapper
 from penstock.store.faulty import Faulty
+from penstock.store.inflight import WaitingSink, perform
 from penstock.store.retrying import Retrying
-from penstock.store.waiting import WaitingSink, perform
 from penstock.store.writing import copy
 from penstock.transport import engine
 from penstock.types import CompleteMultipart, CreateMultipart, Get, Part

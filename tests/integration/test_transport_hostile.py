@@ -17,8 +17,8 @@ from exchanges import Heard, KeptServer, RawServer, ask, start
 from penstock.config import MIB, RetryConfig, TransportConfig
 from penstock.errors import CancelledOperationError, ClosedError, ProtocolError, StoreError, UnavailableError
 from penstock.store.base import innermost
+from penstock.store.inflight import WaitingSink, perform
 from penstock.store.limited import Limited
-from penstock.store.waiting import WaitingSink, perform
 from penstock.transport import CLOSED, DEFECT, LATE_TOTAL, Signing, engine
 from penstock.transport.loop import EventLoop
 from penstock.types import Get

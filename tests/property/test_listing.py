@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.store import key_space, listing
+from penstock.store import listing, pages
 from penstock.store.inflight import InFlight
 from penstock.types import Completion, ObjectInfo, Page
 
@@ -124,7 +124,7 @@ def test_guesses_lie_past_the_page_and_in_order(seed):
     rng = random.Random(seed)
     keys = sorted(names(rng))
     high = rng.choice(["", keys[-1] + "0", keys[-1] + "\U0010ffff"])
-    found = key_space.next_pages(keys, start=0, high=high, count=rng.randint(0, 70))
+    found = pages.next_pages(keys, start=0, high=high, count=rng.randint(0, 70))
     assert [keys[-1], *found] == sorted({keys[-1], *found})
     assert all(not high or guess < high for guess in found)
     "".join(found).encode()

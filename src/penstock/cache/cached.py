@@ -19,8 +19,7 @@ from penstock.cache.metadata_ops import WRITES, MetadataQuery, WriteThrough
 from penstock.cache.statistics import CacheStatistics
 from penstock.cache.warm import Recorder
 from penstock.redaction import public_url
-from penstock.store.base import Store, Wrapper, innermost
-from penstock.store.keys import check_key, has_dot_segment
+from penstock.store.base import Store, Wrapper, check_key, has_dot_segment, innermost
 from penstock.system import forks
 from penstock.types import Get, Head, ListPage
 

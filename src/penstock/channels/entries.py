@@ -21,7 +21,7 @@ from penstock.channels.inside import is_path
 from penstock.errors import ClosedStoreError, ConfigError, DataError, ObjectMissingError
 from penstock.index import FOLDER, is_sagemaker_manifest, iter_manifest
 from penstock.order.permutation import key_of, permutation
-from penstock.store.multi import MultiStore
+from penstock.store.base import MultiStore
 from penstock.text.json_text import parse_json
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.errors import ClosedStoreError
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import OperationRelay
+from penstock.store.base import OperationRelay, Store, Wrapper
 
 if TYPE_CHECKING:
     from penstock.types import Completion, Operation, Sink, Transfer

@@ -15,8 +15,8 @@ from penstock.cli.output import print_result
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.store.base import innermost
+from penstock.store.inflight import perform
 from penstock.store.s3 import S3Store
-from penstock.store.waiting import perform
 from penstock.text.sizes import format_bytes
 from penstock.types import ByteRange, Get
 

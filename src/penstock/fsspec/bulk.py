@@ -17,9 +17,9 @@ from penstock.errors import ConfigError, ObjectMissingError, SpanError, StoreErr
 from penstock.fetch import PlanItem
 from penstock.fsspec.entries import REQUESTS_MAX, any_below, stat_many
 from penstock.memory.buffers import byte_view
+from penstock.store.base import has_dot_segment
 from penstock.store.file import ObjectReader
 from penstock.store.inflight import perform_many
-from penstock.store.keys import has_dot_segment
 from penstock.store.local import LocalStore
 from penstock.transfer import FileReceiver, TransferItem, copy_between, copy_inside, stream
 from penstock.types import ByteRange, ObjectInfo, Put

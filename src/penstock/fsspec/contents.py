@@ -21,7 +21,7 @@ from penstock.fsspec.files import (
 )
 from penstock.fsspec.listing import ListingFileSystem
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
-from penstock.store.text import ObjectText
+from penstock.store.file import ObjectText
 from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
 

@@ -10,9 +10,8 @@ from collections import defaultdict, deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import InFlight, perform
 from penstock.store.listing import list_objects
-from penstock.store.waiting import perform
 from penstock.types import Head, ListPage, ObjectInfo
 
 if TYPE_CHECKING:

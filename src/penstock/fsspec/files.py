@@ -17,9 +17,8 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import read_block
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.store.commit_on_exit import CommitOnExit
 from penstock.store.file import ObjectReader
-from penstock.store.writing import Writer
+from penstock.store.writing import CommitOnExit, Writer
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from penstock.fsspec.entries import (
 from penstock.fsspec.options import LISTING_NAMES
 from penstock.fsspec.paths import SCHEMES
 from penstock.fsspec.stores import LocatingFileSystem
-from penstock.store.presigning import presigned_get
+from penstock.store.s3 import presigned_get
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:

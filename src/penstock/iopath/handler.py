@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.compose import StoreTable, split
 from penstock.errors import ConfigError, ObjectMissingError
+from penstock.store.file import ObjectText
+from penstock.store.inflight import perform
 from penstock.store.local import LocalStore
-from penstock.store.text import ObjectText
-from penstock.store.waiting import perform
 from penstock.system.tracebacks import boundary
 from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
 from penstock.types import ListPage, ObjectInfo

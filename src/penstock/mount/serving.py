@@ -23,8 +23,8 @@ from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.manifest import ManifestStore, manifest_objects
 from penstock.mount.reading.files import StoreFiles
 from penstock.redaction import public_url
-from penstock.store.carriers import plain_transport_of
-from penstock.store.waiting import perform
+from penstock.store.exchange import plain_transport_of
+from penstock.store.inflight import perform
 from penstock.transport import engine
 from penstock.types import ListPage
 

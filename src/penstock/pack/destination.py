@@ -24,7 +24,7 @@ from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
 from penstock.pack.options import check_pattern, differences, job_identity, number_in
 from penstock.pack.shard_file import MDS_ENTRIES_PREFIX, STATE_PREFIX, UPLOADS_PREFIX, ShardFolder
-from penstock.store.waiting import perform
+from penstock.store.inflight import perform
 from penstock.text.json_text import parse_json
 from penstock.types import AbortMultipart
 from penstock.version import __version__

@@ -32,7 +32,7 @@ from penstock.pack.written_formats import (
     written_format,
 )
 from penstock.pipeline import TokenBlocks
-from penstock.store.commit_on_exit import CommitOnExit
+from penstock.store.writing import CommitOnExit
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:

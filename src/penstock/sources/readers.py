@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import KIB, FetchConfig
 from penstock.memory.ranges import REQUEST_COST_BYTES, covering, near_groups
-from penstock.store.multi import MultiStore
+from penstock.store.base import MultiStore
 from penstock.store.traced import StoreStatistics
 
 if TYPE_CHECKING:

@@ -9,24 +9,27 @@ The methods import what they are built on at their first call, so that a program
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
+from penstock.errors import ConfigError
 from penstock.fetch import Budget, process_budget
-from penstock.store.waiting import stat
+from penstock.store.inflight import stat
 from penstock.system.tracebacks import boundary
+from penstock.types import Get, Head
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.config import FetchConfig
     from penstock.errors import StoreError
     from penstock.fetch import Chunk, Request
     from penstock.store.file import ObjectReader
-    from penstock.store.reading_into import IntoRequest, ReadInto
+    from penstock.store.reading import IntoRequest, ReadInto
     from penstock.store.writing import Writer
-    from penstock.types import Blob, Buffer, ByteRange, Key, ObjectInfo, Operation, Sink, Transfer
+    from penstock.types import Blob, Buffer, ByteRange, Completion, Key, Landing, ObjectInfo, Operation, Sink, Transfer
 
 
 @boundary
@@ -159,7 +162,7 @@ class Store(ABC):
         each whole object of several parts. Holds no memory but that of ranges of at most 256 KiB near each other, which one
         request reads, and which are then copied.
         """
-        from penstock.store.reading_into import read_into
+        from penstock.store.reading import read_into
 
         return read_into(self, requests)
 
@@ -309,3 +312,170 @@ def innermost(store: Store) -> Any:
     while hasattr(core, "inner"):
         core = core.inner
     return core
+
+
+KEY_BYTES_MAX = 1024
+"""Longest key in bytes of UTF-8; this is S3's limit."""
+
+_DOT_SEGMENT = re.compile(r"(^|/)\.\.?(/|$)")
+
+
+def check_key(key: Key) -> None:
+    """Refuse what no store accepts as a key.
+
+    Raises:
+        ConfigError: The key is not a str, is empty, cannot be encoded as UTF-8, or is longer than 1 024 bytes.
+    """
+    if not isinstance(key, str):
+        raise ConfigError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"key {key!r} is not encodable as UTF-8 at character {error.start}") from error
+    if not 0 < length <= KEY_BYTES_MAX:
+        raise ConfigError(f"key {key[:40]!r}... has {length} bytes as UTF-8; it must have 1 to {KEY_BYTES_MAX}")
+
+
+def has_dot_segment(key: Key) -> bool:
+    """Whether a segment of `key` is ``.`` or ``..``, which HTTP clients, proxies and file systems resolve away."""
+    return _DOT_SEGMENT.search(key) is not None
+
+
+class MultiStore(Store):
+    """Reads several stores; a key is the number of its store, a slash, and the key there.
+
+    Reading stores one after the other waits for a first byte at each change of store. With two prefixes in random order that
+    is every other object: 60 objects a second at 30 ms, instead of 2 700.
+
+    Args:
+        stores: At least one store; the first one's ``fetch_config`` holds for all. Closing the ``MultiStore`` closes them.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = tuple(stores)
+        self.fetch_config = self.stores[0].fetch_config
+
+    def __repr__(self) -> str:
+        return f"MultiStore({', '.join(map(repr, self.stores))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MultiStore, (self.stores,)
+
+    def add(self, store: Store) -> None:
+        """Add a store, which gets the next number. Other threads may use those that are there."""
+        self.stores = (*self.stores, store)
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """Start a ``Get`` or ``Head`` in the store that the key names; see ``Store.submit``.
+
+        Raises:
+            ConfigError: `operation` is of another kind.
+        """
+        if not isinstance(operation, Get | Head):
+            raise ConfigError(
+                f"{type(operation).__name__} is not supported by several stores together, which can only be read"
+            )
+        number, _, key = operation.key.partition("/")
+        return self.stores[int(number)].submit(type(operation)(key, *operation[1:]), sink)
+
+    def describe(self, key: Key) -> str:
+        """Return the URL of `key` in the store that it names."""
+        number, _, key = key.partition("/")
+        return self.stores[int(number)].describe(key)
+
+    def close(self) -> None:
+        """Close all; idempotent."""
+        for store in self.stores:
+            store.close()
+
+
+# ── relays ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+Owner = TypeVar("Owner")
+
+
+class Relay:
+    """A sink that passes everything on to another sink.
+
+    A subclass that overrides ``done`` passes the end on whatever fails on the way (``try``/``finally``), so that a
+    defect in a wrapper leaves no caller waiting.
+
+    Attributes:
+        sink: The sink that everything is passed on to.
+        landing: The landing of `sink`; None if it has none beforehand.
+    """
+
+    __slots__ = ("landing", "sink")
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.landing: Landing | None = sink.landing
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Return where the body goes; see ``types.Sink.head``."""
+        return self.sink.head(info, span)
+
+    def done(self, completion: Completion) -> None:
+        """Take the end of the operation; see ``types.Sink.done``."""
+        self.sink.done(completion)
+
+
+class OperationRelay(Relay, Generic[Owner]):
+    """A relay that is also the caller's transfer: one object for both sides of an operation.
+
+    Args:
+        owner: The wrapper.
+        operation: The operation, as the caller submitted it.
+        sink: The caller's sink.
+
+    Attributes:
+        transfer: The transfer of the store inside; None before it is submitted and after it has ended.
+        cancelled: Whether the caller gave the operation up.
+    """
+
+    __slots__ = ("cancelled", "operation", "owner", "transfer")
+
+    def __init__(self, owner: Owner, operation: Operation, sink: Sink) -> None:
+        self.owner = owner
+        self.operation = operation
+        self.sink = sink
+        self.landing = sink.landing
+        self.transfer: Transfer | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Give the operation up; see ``types.Transfer.cancel``."""
+        self.cancelled = True
+        if (transfer := self.transfer) is not None:
+            transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        """Return how long it has waited for an answer; see ``types.Transfer.unanswered_s``."""
+        transfer = self.transfer
+        return transfer.unanswered_s() if transfer is not None else 0.0
+
+
+class Resent:
+    """The transfer of an operation that may be sent several times; a mixin for the class that sends it.
+
+    Attributes:
+        cancelled: Whether the caller gave the operation up.
+        transfers: The transfers under way. There may be two for a moment, because the first one may be added when the
+            second is already under way; cancelling one that has ended does nothing.
+    """
+
+    __slots__ = ()
+
+    cancelled: bool
+    transfers: list[Transfer]
+
+    def cancel(self) -> None:
+        """Give the operation up; see ``types.Transfer.cancel``."""
+        self.cancelled = True  # type: ignore[misc]  # a slot of every class that mixes this in
+        for transfer in tuple(self.transfers):
+            transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        """Return how long it has waited for an answer; see ``types.Transfer.unanswered_s``."""
+        return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)

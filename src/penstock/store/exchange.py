@@ -20,12 +20,12 @@ from penstock.store.answers import (
     transport_error,
     unforeseen,
 )
-from penstock.store.base import Store
-from penstock.store.relay import Resent
+from penstock.store.base import Resent, Store, innermost
 from penstock.transport import OVERLONG, engine
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head, parse_size
 
 if TYPE_CHECKING:
+    from penstock.config import TransportConfig
     from penstock.transport import HttpAnswer, HttpRequest
     from penstock.types import Landing, Operation, Sink, Transfer
 
@@ -39,6 +39,12 @@ class RemoteStore(Store):
 
     keeps_headers = True
     _closed = False
+    transport: TransportConfig
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The URL with which all URLs of requests begin."""
 
     def close(self) -> None:
         """Refuse further operations; those in flight continue. Idempotent."""
@@ -52,6 +58,18 @@ class RemoteStore(Store):
         """
         if self._closed:
             raise ClosedError(f"{self.describe('')} was closed", hint="connect() returns a new store")
+
+
+def is_read_by_tls(store: Store) -> bool:
+    """Whether what is read of a store arrives encrypted."""
+    core = innermost(store)
+    return isinstance(core, RemoteStore) and core.address.startswith("https:")
+
+
+def plain_transport_of(store: Store) -> TransportConfig | None:
+    """Return the configuration of a store's plain HTTP connections; None for a store that has none, or encrypts them."""
+    core = innermost(store)
+    return core.transport if isinstance(core, RemoteStore) and core.address.startswith("http:") else None
 
 
 class Exchange(Resent, ABC, Generic[StoreT]):

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError, ShortReadError, StoreError
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import Relay
+from penstock.store.base import Relay, Store, Wrapper
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Operation, Sink, Transfer
 
 

@@ -38,14 +38,15 @@ from penstock.errors import (
 )
 from penstock.fetch import PlanItem
 from penstock.memory.raw_file import RawFile
+from penstock.store.inflight import WaitingSink, stat
 from penstock.store.reading import read, read_parts
-from penstock.store.waiting import WaitingSink, stat
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo, same_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
     from _typeshed import WriteableBuffer
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk
     from penstock.store.reading import Readable
     from penstock.types import Buffer, Key, Transfer
+
 
 BUFFER_BYTES = 64 * KIB
 """Bytes that a jump fetches at least: at 90 MB/s they take 0.7 ms, far less than the round trip before them."""
@@ -463,3 +465,17 @@ def _spans(start: int, end: int, first: int) -> Iterator[ByteRange]:
         length *= 2
     if at < end:
         yield ByteRange(at, end)
+
+
+# ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ObjectText(io.TextIOWrapper):
+    """A text file around a reader or a ``Writer``: an exception inside ``with`` discards what was written."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and hasattr(self.buffer, "abort"):
+            self.buffer.abort()
+        self.close()

@@ -25,7 +25,7 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.redaction import public_url, stored_key
-from penstock.store.keys import check_key
+from penstock.store.base import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.system import forks
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag

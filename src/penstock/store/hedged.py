@@ -20,8 +20,7 @@ from typing import Any
 from penstock.config import HedgeConfig
 from penstock.errors import CancelledOperationError, StoreError
 from penstock.memory.buffers import small_buffer
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import Relay
+from penstock.store.base import Relay, Store, Wrapper
 from penstock.system import forks
 from penstock.system.quantiles import Recent
 from penstock.transport import engine

@@ -10,8 +10,8 @@ from penstock.config import TransportConfig
 from penstock.errors import ConfigError, ProtocolError, StoreError
 from penstock.redaction import public_url, stored_key, url_parts
 from penstock.store.answers import object_info, status_error
+from penstock.store.base import has_dot_segment
 from penstock.store.exchange import Exchange, RemoteStore
-from penstock.store.keys import has_dot_segment
 from penstock.transport import HttpAnswer, HttpRequest
 from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer, parse_size
 
@@ -58,6 +58,11 @@ class HttpStore(RemoteStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(HttpStore, transport=self.transport), (self._base_url,)
+
+    @property
+    def address(self) -> str:
+        """URL of the directory."""
+        return self._root
 
     def describe(self, key: Key) -> str:
         """Return the URL of `key` without its query, which may be a signature."""

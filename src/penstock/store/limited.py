@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import CancelledOperationError, ConfigError, as_completion_error
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import OperationRelay
+from penstock.store.base import OperationRelay, Store, Wrapper
 from penstock.system import forks
 from penstock.transport import engine
 from penstock.types import Completion, Operation, Sink, Transfer

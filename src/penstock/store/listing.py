@@ -3,7 +3,7 @@
 A store returns 1 000 keys per request, and with them the token for the next page, so one round trip would follow another.
 Below sub-prefixes that can be avoided: a page that ends inside a sub-prefix shows that there are some, a page with delimiter
 ``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time. In flat prefixes, the key
-space is cut where the next pages probably begin (``key_space``), and its parts are listed at once.
+space is cut where the next pages probably begin (``pages``), and its parts are listed at once.
 
 Splitting pays only if sub-prefixes hold many keys: with one key in each, it would cost 1 000 requests where one is enough. So
 a prefix is split only if its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and if the sub-prefixes that
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
-from penstock.store.key_space import FIRST_GUESSES, GuessBudget, dense_sub_prefix, next_pages
-from penstock.store.sorted_pages import check_order
+from penstock.store.pages import FIRST_GUESSES, GuessBudget, check_order, dense_sub_prefix, next_pages
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.types import ListPage, ObjectInfo

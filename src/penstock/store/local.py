@@ -40,7 +40,7 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
-from penstock.store.keys import check_key
+from penstock.store.base import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
 from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart, Head, Part, lasting_etag

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
-from penstock.store.sorted_pages import sorted_page
+from penstock.store.pages import sorted_page
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.system import forks
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart

@@ -26,8 +26,7 @@ from penstock.errors import (
     StoreError,
     as_completion_error,
 )
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import Relay, Resent
+from penstock.store.base import Relay, Resent, Store, Wrapper
 from penstock.transport import engine
 from penstock.types import (
     UNKNOWN_BYTES,

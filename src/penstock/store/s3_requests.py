@@ -15,7 +15,7 @@ from urllib.parse import quote
 from penstock.checksums import algorithms as checksums
 from penstock.errors import ConfigError
 from penstock.store import xml
-from penstock.store.keys import KEY_BYTES_MAX, check_key, has_dot_segment
+from penstock.store.base import KEY_BYTES_MAX, check_key, has_dot_segment
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from penstock.types import (
     AbortMultipart,

@@ -27,8 +27,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.redaction import showable
-from penstock.store.base import Store
-from penstock.store.keys import check_key
+from penstock.store.base import Store, check_key
 from penstock.system import forks
 from penstock.types import (
     AbortMultipart,

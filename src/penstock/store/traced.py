@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
-from penstock.store.base import Store, Wrapper
-from penstock.store.relay import Relay
+from penstock.store.base import Relay, Store, Wrapper
 from penstock.system.quantiles import Recent
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from penstock.config import MIB
 from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.fetch.window import Window
 from penstock.memory.buffers import byte_view, bytes_buffer
-from penstock.store.inflight import InFlight
-from penstock.store.waiting import perform
+from penstock.store.inflight import InFlight, perform
 from penstock.system import forks
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 

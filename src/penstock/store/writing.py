@@ -10,15 +10,13 @@ from __future__ import annotations
 import io
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.memory.buffers import byte_view
-from penstock.store.commit_on_exit import CommitOnExit
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import InFlight, perform
 from penstock.store.upload import PART_BYTES, PARTS_MAX, REQUESTS_MIN, Upload, complete, drop, write
-from penstock.store.waiting import perform
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.types import (
@@ -36,8 +34,10 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
 
     from penstock.types import Completion, Core, Key, Operation
+
 
 __all__ = ["Writer", "copy", "delete", "write"]
 
@@ -48,6 +48,32 @@ COPY_PART_BYTES = 512 * MIB
 DELETE_KEYS_MAX = 1000
 DELETE_REQUESTS_MAX = 8
 COPY_REQUESTS_MAX = 16
+
+
+class Abortable(Protocol):
+    """Something that is written, and visible once it is closed."""
+
+    def close(self) -> None:
+        """Make what was written visible."""
+
+    def abort(self) -> None:
+        """Drop what was written."""
+
+
+@boundary
+class CommitOnExit:
+    """A context manager that calls ``close()`` when its block ends, or ``abort()`` if an exception ends it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: Abortable, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
 
 @boundary

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from penstock.config import KIB
 from penstock.errors import StoreError
+from penstock.store.base import MultiStore
 from penstock.store.file import ObjectReader
-from penstock.store.multi import MultiStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -16,7 +16,7 @@ from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator, 
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.objects import Answer
 from penstock.store import MemoryStore
-from penstock.store.presigning import presigned_get
+from penstock.store.s3 import presigned_get
 from signed_requests import KEY, READER
 
 if TYPE_CHECKING:

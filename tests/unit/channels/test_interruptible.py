@@ -9,9 +9,8 @@ import pytest
 
 from penstock.channels.interruptible import Interruptible
 from penstock.errors import CancelledOperationError, ClosedError, PenstockError
-from penstock.store.base import Wrapper
+from penstock.store.base import OperationRelay, Wrapper
 from penstock.store.memory import MemoryStore
-from penstock.store.relay import OperationRelay
 from penstock.types import Completion
 
 

@@ -14,10 +14,10 @@ from penstock.store import listing
 from penstock.store.faulty import Faulty
 from penstock.store.hedged import Hedged
 from penstock.store.inflight import InFlight
-from penstock.store.key_space import FIRST_GUESSES
 from penstock.store.limited import Limited
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
+from penstock.store.pages import FIRST_GUESSES
 from penstock.store.retrying import Retrying
 from penstock.store.traced import Traced
 from penstock.types import Completion, Get, ObjectInfo, Page
@@ -136,7 +136,7 @@ def test_nothing_is_guessed_where_a_page_costs_more_than_a_request(tmp_path):
         core.pages_anywhere = store.pages_anywhere
         infos = listing.list_objects(core, "", keys_max=10)
         assert [info.key for info in infos] == [f"{index:04}" for index in range(50)]
-    assert [bool(operation.token) for operation in core.operations] == [False] + 5 * [True]
+    assert [bool(operation.token) for operation in core.operations] == [False] + 4 * [True]
     assert Retrying(store).pages_anywhere is False
     assert MemoryStore().pages_anywhere is True
 

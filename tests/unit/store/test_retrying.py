@@ -11,7 +11,7 @@ from penstock.errors import CancelledOperationError, StoreError, UnavailableErro
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
-from penstock.store.waiting import WaitingSink, perform
+from penstock.store.inflight import WaitingSink, perform
 from penstock.types import Completion, Get, Operation, Sink, Transfer
 from store_contract.support import WatchingSink
 

@@ -13,10 +13,10 @@ import pytest
 from penstock.errors import ClosedError, ConfigError, StoreError, UnavailableError
 from penstock.store import upload
 from penstock.store.faulty import Faulty
+from penstock.store.inflight import perform
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 from penstock.store.upload import PART_BYTES, PARTS_MAX, PARTS_PER_STEP, Upload
-from penstock.store.waiting import perform
 from penstock.store.writing import Writer, copy, delete
 from penstock.transport import engine
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Delete, PutPart

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from penstock.compat.s3torchconnector.objects import WHOLE_BYTES_MAX, ObjectSource, first_part
 from penstock.config import KIB
 from penstock.errors import ConfigError
-from penstock.store.multi import MultiStore
+from penstock.store.base import MultiStore
 from penstock.types import Blob
 
 if TYPE_CHECKING:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectMissingError
 from penstock.gateway.buckets.documents import object_attributes
 from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
-from penstock.gateway.buckets.mapped import MappedResult
-from penstock.gateway.buckets.renaming import KeyRenaming
-from penstock.gateway.buckets.source import BucketSource, source_request
+from penstock.gateway.buckets.sources import BucketSource, KeyRenaming, source_request
 from penstock.gateway.buckets.store_heads import etag_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.gateway.results.identity import ResultIdentity, ResultName
@@ -19,10 +19,10 @@ from penstock.gateway.results.open_result import OpenResult
 from penstock.gateway.results.plan import ResultPlan
 from penstock.gateway.results.record import DEFAULT_TYPE
 from penstock.index.place import FOLDER
-from penstock.types import ObjectInfo, Page
+from penstock.types import ByteRange, ObjectInfo, Page
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from penstock.gateway.config import AccessPoint
     from penstock.gateway.objects import (
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
-    from penstock.types import ByteRange, ListPage
+    from penstock.types import Buffer, ListPage
+
 
 _SOURCE_PAGES_MAX = 32
 """Pages of sources that are looked through for one page: all results on a page may be left out."""
@@ -422,3 +423,54 @@ def _run_s_max(access_point: AccessPoint) -> float:
 def _as_info(source: BucketSource) -> ObjectInfo:
     head = source.head
     return ObjectInfo(source.key, head.size_bytes or 0, head.etag, head.last_modified_s)
+
+
+# ── ranges that a transform produces by itself ────────────────────────────────────────────────────────────────────────────
+
+
+class MappedResult:
+    """A result that is being read, range by range. Each range is a run of its own, and none is kept.
+
+    Args:
+        head: Attributes of the result, including its size.
+        plan: The result as a whole.
+        results: The results of this process.
+        produce: Returns what writes a range.
+    """
+
+    def __init__(
+        self,
+        head: ObjectHead,
+        *,
+        plan: ResultPlan,
+        results: Results,
+        produce: Callable[[ByteRange], Callable[[ResultWriter], Awaitable[None]]],
+    ) -> None:
+        assert head.size_bytes is not None
+        self.head = head
+        self._size_bytes = head.size_bytes
+        self._plan = plan
+        self._results = results
+        self._produce = produce
+
+    async def wait_size_bytes(self) -> int:
+        """Return the result's size in bytes."""
+        return self._size_bytes
+
+    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range; None reads to the end."""
+        return self._read(span or ByteRange(0, self._size_bytes))
+
+    async def _read(self, span: ByteRange) -> AsyncIterator[Buffer]:
+        name = self._plan.name
+        unique = name._replace(etag=f"{name.etag} {span.start}-{span.end} {secrets.token_hex(8)}")
+        plan = replace(self._plan, name=unique, produce=self._produce(span), size_bytes=span.end - span.start)
+        shared = self._results.private(plan)
+        async with aclosing(shared.pieces(None)) as pieces:
+            async for piece in pieces:
+                if (headers := shared.headers) is not None:
+                    self.head = replace(self.head, headers=headers)
+                yield piece
+
+    async def close(self) -> None:
+        """End reading; idempotent."""

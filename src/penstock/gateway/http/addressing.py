@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.gateway.authentication import SIGNING_PARAMETERS
 from penstock.gateway.objects import S3Error
-from penstock.store.keys import KEY_BYTES_MAX
+from penstock.store.base import KEY_BYTES_MAX
 
 _SIGNING = frozenset(map(str.lower, SIGNING_PARAMETERS))
 

@@ -27,7 +27,7 @@ from penstock.config import MIB
 from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError, StoreError
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
-from penstock.store.waiting import perform
+from penstock.store.inflight import perform
 from penstock.types import AbortMultipart, ByteRange
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from penstock.gateway.serving.listening import listen
 from penstock.gateway.transforms.worker_transform import make_transform
 from penstock.gateway.webhooks import PREFIX, ArnBucket, ServedTransform, WebhookService, WebhookTransform
 from penstock.processes.starting import stay_on_one_processor
-from penstock.store.carriers import is_read_by_tls
-from penstock.store.presigning import presigned_get
+from penstock.store.exchange import is_read_by_tls
+from penstock.store.s3 import presigned_get
 from penstock.store.s3_requests import encoded_key
 
 if TYPE_CHECKING:

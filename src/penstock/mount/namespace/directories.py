@@ -21,7 +21,7 @@ from penstock.mount.namespace.inodes import Folder, FolderTable, InodeTable, Wal
 from penstock.mount.namespace.listing import PAGE_KEYS, DirectoryListing, EntriesPiece
 from penstock.mount.namespace.names import PathQuery, is_name
 from penstock.mount.nodes import ROOT_INODE, Absent, Node
-from penstock.store.keys import KEY_BYTES_MAX
+from penstock.store.base import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from penstock.errors import (
     StoreError,
     as_completion_error,
 )
-from penstock.store.sorted_pages import check_order
+from penstock.store.pages import check_order
 from penstock.types import Completion, Head, ListPage, ObjectInfo
 
 if TYPE_CHECKING:

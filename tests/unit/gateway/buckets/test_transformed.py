@@ -18,7 +18,7 @@ from gateway_support.results import (
 )
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.gateway.buckets.listed_sizes import ProducedSizes
-from penstock.gateway.buckets.renaming import KeyRenaming
+from penstock.gateway.buckets.sources import KeyRenaming
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, ListPage, Page

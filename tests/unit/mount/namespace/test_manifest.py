@@ -11,9 +11,9 @@ import pytest
 from penstock.errors import ConfigError, ObjectMissingError, UnavailableError
 from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.manifest import ManifestStore, manifest_objects
+from penstock.store.inflight import perform
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
-from penstock.store.waiting import perform
 from penstock.types import UNKNOWN_BYTES, Completion, Head, ListPage, ObjectInfo
 from unit.mount.namespace.test_directories import Watched, look_up, walk
 

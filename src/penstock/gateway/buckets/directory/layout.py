@@ -11,7 +11,7 @@ import re
 from urllib.parse import quote, unquote
 
 from penstock.gateway.objects import S3Error
-from penstock.store.keys import KEY_BYTES_MAX
+from penstock.store.base import KEY_BYTES_MAX
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 
 HIDDEN = f"{TEMPORARY_PREFIX}gateway{TEMPORARY_SUFFIX}"

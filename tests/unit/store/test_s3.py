@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.compose import split
 from penstock.errors import ConfigError
-from penstock.store.presigning import presigned_get
+from penstock.store.s3 import presigned_get
 from penstock.transport import presigned_url
 
 KEYS = ps.Credentials(access_key="AKID", secret_key="secret/key", session_token=None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.store import key_space
-from penstock.store.key_space import GuessBudget
+from penstock.store import pages
+from penstock.store.pages import GuessBudget
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from penstock.store.key_space import GuessBudget
 )
 def test_the_next_pages_of_numbers_are_known(keys, guesses):
     """Counters go on as they began, in their own alphabet, carrying, up to their largest number."""
-    assert key_space.next_pages(keys, start=0, high="", count=2) == guesses
+    assert pages.next_pages(keys, start=0, high="", count=2) == guesses
 
 
 def test_trust_doubles_while_guesses_are_right_and_ends_where_they_are_wrong():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.store.carriers import is_read_by_tls, plain_transport_of
+from penstock.store.exchange import is_read_by_tls, plain_transport_of
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/prefix/", "https://host/data/"])
