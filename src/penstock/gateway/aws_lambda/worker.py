@@ -426,6 +426,7 @@ class HandlerPool(WorkerPool[HandlerWorker]):
 
     async def close(self) -> None:
         """Kill all workers; idempotent."""
+        self._is_closed = True  # so that workers of calls that end now are not replaced
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
