@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import MIB
 from penstock.errors import ConfigError, DataError
-from penstock.formats import FORMATS, TarWriter, detect
+from penstock.formats import FORMATS, detect
 from penstock.gateway.transforms.authoring import Response, transform
-from penstock.gateway.transforms.builtin.streams import (
-    PieceCollector,
-    compressed,
-    compression_of,
-    located,
-    parser_for,
-    peek,
-    plain_key,
-    samples_in,
-    singly,
-)
+from penstock.gateway.transforms.builtin.recordwise import changed_tar
+from penstock.gateway.transforms.builtin.streams import compressed, compression_of, peek
 from penstock.images.recoding import (
     CONTENT_TYPES,
     QUALITY,
@@ -32,7 +24,7 @@ from penstock.images.recoding import (
 from penstock.pack.written_formats import base_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.formats import Sample
     from penstock.gateway.transforms.authoring import SourceReader, TransformRequest
@@ -131,7 +123,9 @@ def _pictures(
     recognise = FORMATS["tar"].recognise
     assert recognise is not None
     if (compression_of(head) and base_format(detect(reader.key, head)) == "tar") or recognise(head):
-        body = changed_members(chunks, head, change, extensions, source=reader.key, renames=renames)
+        endings = tuple(f".{name.lstrip('.').lower()}" for name in extensions)
+        members = partial(_changed_members, change=change, endings=endings, renames=renames)
+        body = compressed(changed_tar(chunks, head, reader.key, members), compression_of(head))
         return Response(body=body, headers={"Content-Type": "application/x-tar"})
     data, kind = changed_picture(chunks, change, source=reader.key)
     return Response(body=data, headers={"Content-Type": CONTENT_TYPES[kind]}, size_bytes=len(data))
@@ -158,49 +152,14 @@ def changed_picture(
         raise DataError(f"it is not a picture that can be changed: {error}", shard=source, offset_bytes=0) from error
 
 
-def changed_members(
-    chunks: Iterable[Buffer],
-    head: bytes,
-    change: Callable[[memoryview], tuple[bytes, Kind]],
-    extensions: tuple[str, ...],
-    *,
-    source: str,
-    renames: bool,
-) -> Iterator[Buffer]:
-    """Iterate over a tar whose pictures are changed.
-
-    Args:
-        chunks: The tar.
-        head: First bytes of the source.
-        change: Returns the changed picture and its kind.
-        extensions: Extensions of the members that are pictures.
-        source: Key of the tar, for errors.
-        renames: Whether members get the kind as their extension.
+def _changed_members(
+    sample: Sample, *, change: Callable[[memoryview], tuple[bytes, Kind]], endings: tuple[str, ...], renames: bool
+) -> dict[str, Buffer]:
+    """Return the members of a sample with changed pictures, which get their kind as extension if it `renames`.
 
     Raises:
-        DataError: The tar or a picture is damaged; the message names the member.
-
-    Cost: holds one sample and the pixels of one picture.
+        DataError: A picture is damaged, or two members would have one name.
     """
-    endings = tuple(f".{name.lstrip('.').lower()}" for name in extensions)
-    output = PieceCollector()
-    writer = TarWriter(output.write)
-
-    def converted() -> Iterator[Buffer]:
-        for group in samples_in(parser_for("tar", head, source), chunks):
-            for sample in singly(group):
-                with located(source, sample):
-                    writer.add({"__key__": plain_key(sample.key), **_changed_fields(sample, change, endings, renames)})
-                yield from output.take()
-        writer.finish()
-        yield from output.take()
-
-    return compressed(converted(), compression_of(head))
-
-
-def _changed_fields(
-    sample: Sample, change: Callable[[memoryview], tuple[bytes, Kind]], endings: tuple[str, ...], renames: bool
-) -> dict[str, Buffer]:
     fields: dict[str, Buffer] = {}
     for field, value in sample.fields.items():
         data: Buffer = value

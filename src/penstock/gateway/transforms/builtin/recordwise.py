@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import MIB
 from penstock.errors import ConfigError, CorruptShardError, DataError, UnsupportedFormatError
-from penstock.formats import TFRecordWriter, detect
+from penstock.formats import TarWriter, TFRecordWriter, detect
 from penstock.formats.tfrecord import stored_features
 from penstock.gateway.transforms.authoring import transform
 from penstock.gateway.transforms.builtin.streams import (
+    PIECE_BYTES,
     PieceCollector,
     compression_of,
     decompressed,
     located,
     parser_for,
     peek,
+    plain_key,
     samples_in,
     singly,
 )
@@ -72,6 +74,37 @@ def format_of(said: SourceFormat, head: bytes, source: str, known: tuple[str, ..
             f"its format is {found}, but this transform takes {', '.join(known)}", shard=source, offset_bytes=0
         )
     return found
+
+
+# ── tar ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changed_tar(
+    chunks: Iterable[Buffer], head: bytes, source: str, change: Callable[[Sample], dict[str, Buffer]]
+) -> Iterator[Buffer]:
+    """Iterate over a tar whose samples have other members.
+
+    Args:
+        chunks: The tar.
+        head: The first bytes of the source.
+        source: Key of the source, for errors.
+        change: Returns the members of a sample, by name; a sample without members is left out.
+
+    Raises:
+        DataError: The tar is damaged, or the members cannot be written.
+    """
+    output = PieceCollector()
+    writer = TarWriter(output.write)
+    for group in samples_in(parser_for("tar", head, source), chunks):
+        for sample in singly(group):
+            with located(source, sample):
+                if members := change(sample):
+                    writer.add({"__key__": plain_key(sample.key), **members})
+            if output.held_bytes >= PIECE_BYTES:
+                yield from output.take()
+        yield from output.take()
+    writer.finish()
+    yield from output.take()
 
 
 # ── TFRecord ────────────────────────────────────────────────────────────────────────────────────────────────────────

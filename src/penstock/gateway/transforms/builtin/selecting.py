@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
-from penstock.formats import TarWriter
 from penstock.formats.writers import feature_entry
 from penstock.gateway.transforms.authoring import Response, transform
 from penstock.gateway.transforms.builtin.recordwise import (
@@ -13,27 +12,19 @@ from penstock.gateway.transforms.builtin.recordwise import (
     CsvText,
     SourceFormat,
     changed_examples,
+    changed_tar,
     checked_names,
     content_type_of,
     format_of,
     json_line,
     objects_in,
 )
-from penstock.gateway.transforms.builtin.streams import (
-    PieceCollector,
-    compressed,
-    compression_of,
-    located,
-    parser_for,
-    peek,
-    plain_key,
-    samples_in,
-    singly,
-)
+from penstock.gateway.transforms.builtin.streams import compressed, compression_of, located, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from penstock.formats import Sample
     from penstock.gateway.transforms.authoring import SourceReader, TransformRequest
     from penstock.types import Buffer
 
@@ -95,18 +86,12 @@ def selected(
 
 
 def _select_tar(chunks: Iterable[Buffer], head: bytes, names: tuple[str, ...], source: str) -> Iterator[Buffer]:
-    output = PieceCollector()
-    writer = TarWriter(output.write)
     endings = tuple(name if name.startswith(".") else f".{name}" for name in map(str.lower, names))
-    for group in samples_in(parser_for("tar", head, source), chunks):
-        for sample in singly(group):
-            fields = {name: value for name, value in sample.fields.items() if f".{name}".endswith(endings)}
-            if fields:
-                with located(source, sample):
-                    writer.add({"__key__": plain_key(sample.key), **fields})
-        yield from output.take()
-    writer.finish()
-    yield from output.take()
+
+    def change(sample: Sample) -> dict[str, Buffer]:
+        return {name: value for name, value in sample.fields.items() if f".{name}".endswith(endings)}
+
+    return changed_tar(chunks, head, source, change)
 
 
 def _select_tfrecord(chunks: Iterable[Buffer], head: bytes, names: tuple[str, ...], source: str) -> Iterator[Buffer]:
