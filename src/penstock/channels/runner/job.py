@@ -14,7 +14,7 @@ from penstock.channels.environment import (
     hyperparameters_config,
 )
 from penstock.channels.inputs import channel_of_request, check_channels, field_of
-from penstock.channels.runner.signals import STOP_S
+from penstock.channels.runner.supervised import STOP_S
 from penstock.config import check_number, check_whole, is_variable
 from penstock.errors import ConfigError
 

@@ -18,8 +18,8 @@ from penstock.channels.pipe import pipe_orders
 from penstock.channels.runner.base import BaseDirectory, clean_abandoned
 from penstock.channels.runner.beginning import RunStores, begin_channels
 from penstock.channels.runner.job import Job
-from penstock.channels.runner.signals import STOP_S, Interruptions, Stopping
-from penstock.channels.runner.supervised import SupervisedProgram
+from penstock.channels.runner.signals import Interruptions
+from penstock.channels.runner.supervised import STOP_S, SupervisedProgram
 from penstock.channels.runner.supervisor import files_in
 from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
 from penstock.config import cores_count
@@ -225,28 +225,22 @@ def _run_program(
             program = SupervisedProgram(
                 job.full_command,
                 environment=_variables(job, layout),
-                base=layout.base,
-                is_private=base.is_private,
-                mark=base.mark,
+                base=base,
                 stop_s=job.stop_s,
-                pass_fds=(base.lock_fd,),
+                runtime_s_max=job.runtime_s_max,
             )
             stack.callback(program.close)
-        stopping = Stopping(program, stop_s=job.stop_s, runtime_s_max=job.runtime_s_max)
-        exit_code = _wait(program, channels, stopping, layout)
+        exit_code = _wait(program, channels, layout)
         named = zip(job.channels, channels, strict=True) if exit_code else ()
         warnings = tuple(f"channel {each.name}: {text}" for each, channel in named for text in channel.warnings())
-        return exit_code, warnings, stopping.is_out_of_time
+        return exit_code, warnings, program.is_out_of_time
 
 
-def _wait(
-    program: SupervisedProgram, channels: Sequence[RunningChannel], stopping: Stopping, layout: ContainerLayout
-) -> int:
+def _wait(program: SupervisedProgram, channels: Sequence[RunningChannel], layout: ContainerLayout) -> int:
     """Wait for the end of the program, and end it if a channel fails."""
     failure: PenstockError | None = None
-    with stopping.forwarding():
+    with program.forwarding():
         while (code := program.wait_exit_code(CHECK_S)) is None:
-            stopping.check()
             if failure is not None:
                 continue
             try:
@@ -254,7 +248,7 @@ def _wait(
                     channel.check()
             except PenstockError as error:
                 failure = error
-                stopping.stop()
+                program.stop()
     if failure is not None:
         if not os.path.lexists(layout.failure):
             write_file(layout.failure, str(failure)[:FAILURE_CHARACTERS_MAX].encode())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.channels.runner.supervised import MARK, end_marked, new_mark, read_mark, write_mark
+from penstock.channels.runner.base import MARK, end_marked, new_mark, read_mark, write_mark
 
 
 def test_only_processes_with_the_mark_end() -> None:
