@@ -300,7 +300,7 @@ class TransformProcess:
         try:
             await waiter
         finally:
-            if self._socket.fileno() >= 0:  # otherwise kill() has done it, and the number may mean another file
+            if self._socket.fileno() >= 0:  # otherwise close() has done it, and the number may mean another file
                 self._loop.remove_reader(self._socket.fileno())
 
     def _end_receiving(self) -> None:
@@ -333,26 +333,20 @@ class TransformProcess:
         """End the process: by itself if it waits for a call, otherwise by SIGKILL, with all processes that it started."""
         if self._group.is_released:
             return
+        was_clean, self.is_clean = self.is_clean, False
         try:
-            if self.is_clean:
-                self.is_clean = False
+            if was_clean:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 await self._group.wait_exit(CLOSE_S_MAX)
             self._group.kill()
             await self._group.wait_exit(CLOSE_S_MAX)  # freeing many gigabytes takes a while
         finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill the process and all that it started, and release everything; idempotent."""
-        if self._group.is_released:
-            return
-        self.is_clean = False
-        self._group.release()
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        self._output.close()
+            if not self._group.is_released:  # by another caller, while this one waited
+                self._group.release()
+                self._loop.remove_reader(self._socket.fileno())
+                self._socket.close()
+                self._output.close()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
