@@ -3,9 +3,9 @@
 A program must not use a mount that its own process serves: a page fault in a mapped file would wait for a thread that waits
 for the interpreter's lock, and a process that is killed while it waits for itself never ends. Each mount has its own process.
 
-It receives a ``DaemonRequest`` on its standard input. Once the mount can be used or has failed, it answers on the descriptor
-that the request names: a pickled pair of an error or None, and a warning or an empty text. With ``is_bound``, it ends when its
-standard input does: with the process that started it. A byte there (``HURRY``) ends it too, without a long wait for open files.
+It receives a ``DaemonRequest`` on its standard input. Once the mount can be used or has failed, it answers on its standard
+output: a pickled pair of an error or None, and a warning or an empty text. With ``is_bound``, it ends when its standard input
+does: with the process that started it. A byte there (``HURRY``) ends it too, without a long wait for open files.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ class DaemonRequest:
 
     Attributes:
         config: The mount.
-        answer_descriptor: Where the daemon says whether it has begun.
         log_file: Path of its log.
         is_bound: Whether it ends with the process that started it.
         is_verbose: Whether it logs requests and retries as well.
     """
 
     config: MountConfig
-    answer_descriptor: int
     log_file: str
     is_bound: bool
     is_verbose: bool
@@ -62,36 +60,32 @@ def main() -> int:
     try:
         server = MountServer(request.config)
     except (PenstockError, OSError) as error:
-        _answer(request, error)
+        _answer(error, keeps_input=False)
         return 1
     with server:
         if request.is_bound:
             threading.Thread(target=_end_with_input, args=(server,), name="penstock-bound", daemon=True).start()
         os.chdir("/")  # not earlier: paths of the configuration may be relative
-        _close_standard_streams(keeps_input=request.is_bound)
         _log.info("%s is mounted on %s.", public_url(request.config.url), request.config.directory)
-        serve_until_signal(server, announce=partial(_answer, request, None, warning=server.warning))
+        serve_until_signal(server, announce=partial(_answer, None, server.warning, keeps_input=request.is_bound))
     _log.info("%s was unmounted.", request.config.directory)
     return 0
 
 
-def _answer(request: DaemonRequest, error: BaseException | None, *, warning: str = "") -> None:
-    with os.fdopen(request.answer_descriptor, "wb") as file:
-        pickle.dump((error, warning), file)
+def _answer(error: BaseException | None, warning: str = "", *, keeps_input: bool) -> None:
+    """Answer the process that started this one, and let go of its terminal and its pipes."""
+    pickle.dump((error, warning), sys.stdout.buffer)
+    sys.stdout.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2) if keeps_input else (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
 
 
 def _end_with_input(server: MountServer) -> None:
     if os.read(0, len(HURRY)) == HURRY:
         server.hurry()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _close_standard_streams(*, keeps_input: bool) -> None:
-    """Let go of the terminal and of the pipes of the process that started this one."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (1, 2) if keeps_input else (0, 1, 2):
-        os.dup2(null, number)
-    os.close(null)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import IO, TYPE_CHECKING, Literal, Self
 
 from penstock.errors import WorkerDiedError
 from penstock.mount.config import TTL_S, MountConfig
@@ -238,65 +238,55 @@ def start_mount(
     """
     log_file = (log_file or default_log_file(config.directory)).absolute()
     log = LogPosition.at_end(log_file)
-    answers, its = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "penstock.mount.daemon"],  # -P: not with modules of the current directory
+        env=os.environ | {"PYTHONPATH": python_path()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.mount.daemon"],  # -P: not with modules of the current directory
-            env=os.environ | {"PYTHONPATH": python_path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(its,),
-            start_new_session=True,
+        warning = _begin(
+            process, DaemonRequest(config=config, log_file=str(log_file), is_bound=is_bound, is_verbose=is_verbose)
         )
-        request = DaemonRequest(
-            config=config, answer_descriptor=its, log_file=str(log_file), is_bound=is_bound, is_verbose=is_verbose
-        )
-    finally:
-        os.close(its)
-    try:
-        _tell(process, request)
-        with os.fdopen(answers, "rb", closefd=False) as file:
-            answer = file.read()
-        error, warning = pickle.loads(answer) if answer else (_died(process), "")
-        if error is not None:
-            raise error
     except BaseException:
         with suppress(OSError):
             process.terminate()
-        _let_go(process)
+        _close(process.stdin, process.stdout, process.stderr)
         process.wait()
         raise
-    finally:
-        os.close(answers)
-    if not is_bound:
-        _let_go(process)
-    elif process.stderr is not None:
-        process.stderr.close()
+    _close(process.stdout, process.stderr, None if is_bound else process.stdin)
     if warning:
         _log.warning("%s", warning)
     return RunningMount(config, process, log)
 
 
-def _tell(process: subprocess.Popen[bytes], request: DaemonRequest) -> None:
+def _begin(process: subprocess.Popen[bytes], request: DaemonRequest) -> str:
+    """Tell the process what to mount, and return its warning once programs can use the mount."""
     assert process.stdin is not None
+    assert process.stdout is not None
     with suppress(BrokenPipeError):  # it died, which the missing answer shows
         process.stdin.write(pickle.dumps(request))
         process.stdin.flush()
+    error: BaseException | None
+    try:
+        error, warning = pickle.load(process.stdout)
+    except EOFError:
+        _, said = process.communicate()
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise WorkerDiedError(
+            f"the process that serves the mount ended at its start: {lines[-1] if lines else 'it said nothing'}",
+            process_id=process.pid,
+            exit_code=process.returncode,
+        ) from None
+    if error is not None:
+        raise error
+    return str(warning)
 
 
-def _died(process: subprocess.Popen[bytes]) -> Exception:
-    _, said = process.communicate()
-    lines = said.decode(errors="replace").strip().splitlines()
-    return WorkerDiedError(
-        f"the process that serves the mount ended at its start: {lines[-1] if lines else 'it said nothing'}",
-        process_id=process.pid,
-        exit_code=process.returncode,
-    )
-
-
-def _let_go(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stderr):
+def _close(*pipes: IO[bytes] | None) -> None:
+    for pipe in pipes:
         if pipe is not None:
             with suppress(BrokenPipeError):
                 pipe.close()
