@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.claims import WHOLE_GET, Claim
-from penstock.cache.directory import BlockRead, NewEntry
-from penstock.cache.entry import BLOCK, block_name, encode, header_bytes_of
+from penstock.cache.directory import BlockRead, NewEntry, block_read, new_entry
+from penstock.cache.entry import BLOCK, block_name
 from penstock.cache.metadata import REMEMBERED_MISS, is_version
 from penstock.cache.storing import LateEntries
 from penstock.errors import (
@@ -42,7 +42,7 @@ from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, O
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.context import CacheContext
+    from penstock.cache.cached import CacheContext
     from penstock.types import Sink, Transfer
 
 _NO_CHECKSUMS: dict[str, str] = {}
@@ -73,8 +73,8 @@ class CachedRead:
         "_began_s",
         "_error",
         "_lock",
-        "_patient",
         "_pending",
+        "_respects_leases",
         "_transfers",
         "cancelled",
         "completion",
@@ -109,7 +109,7 @@ class CachedRead:
         self._lock = threading.Lock()
         self._pending = 1  # counts the blocks that are missing, and the planning itself
         self._error: StoreError | None = None
-        self._patient = True  # until waiting for another process has taken too long
+        self._respects_leases = True  # until waiting for another process has taken too long
         self._transfers: dict[InnerRequest, Transfer] = {}
         self._attempts: list[Attempt] = []
 
@@ -178,7 +178,7 @@ class CachedRead:
 
     def _get_unpinned(self, *, is_first: bool = False) -> None:
         digest = self.context.identities.of_get(self.operation)
-        [claim] = self.context.claims.take(digest, (WHOLE_GET,), self, patient=self._patient)
+        [claim] = self.context.claims.take(digest, (WHOLE_GET,), self, respects_leases=self._respects_leases)
         if isinstance(claim, Claim):
             self.track(UnpinnedGet(self, claim, is_first=is_first))
         elif not claim:
@@ -220,8 +220,15 @@ class CachedRead:
         return [index for index, hit in zip(indices, found, strict=True) if not hit]
 
     def _block_read(self, index: int) -> BlockRead:
-        start, view = self._part(index)
-        return BlockRead(block_name(self.digest, index), index, self.block(index).length_bytes, start, view)
+        assert self.info is not None
+        return block_read(
+            self.digest,
+            index,
+            self.wanted,
+            self.view,
+            size_bytes=self.info.size_bytes,
+            block_bytes=self.context.config.block_bytes,
+        )
 
     def block(self, index: int) -> ByteRange:
         """Return the range of the object that a block holds."""
@@ -229,22 +236,16 @@ class CachedRead:
         block_bytes = self.context.config.block_bytes
         return ByteRange(index * block_bytes, min((index + 1) * block_bytes, self.info.size_bytes))
 
-    def _part(self, index: int) -> tuple[int, memoryview]:
-        """Return the position of the first wanted byte in a block, and the part of the view that its wanted bytes fill."""
-        block, wanted = self.block(index), self.wanted
-        begin, end = max(block.start, wanted.start), min(block.end, wanted.end)
-        return begin - block.start, self.view[begin - wanted.start : end - wanted.start]
-
     def _fetch(self, missing: list[int]) -> None:
         """Claim missing blocks, and request those that no other reader is fetching, neighbours together."""
-        mine: list[tuple[int, Claim]] = []
-        elsewhere: list[int] = []
+        claimed: list[tuple[int, Claim]] = []
+        leased_elsewhere: list[int] = []
         with self._lock:
             self._pending += len(missing)
-        claims = self.context.claims.take(self.digest, missing, self, patient=self._patient)
+        claims = self.context.claims.take(self.digest, missing, self, respects_leases=self._respects_leases)
         for index, claim in zip(missing, claims, strict=True):
             if claim is False:
-                elsewhere.append(index)
+                leased_elsewhere.append(index)
             elif claim is True:
                 continue
             # another process may have stored it after we looked on the disk and before we got its lease
@@ -256,11 +257,11 @@ class CachedRead:
                 self.context.claims.free(claim)
                 self.end_pieces()
             else:
-                mine.append((index, claim))
-        if elsewhere:
-            self.context.claims.watch(self.digest, tuple(elsewhere), self)
+                claimed.append((index, claim))
+        if leased_elsewhere:
+            self.context.claims.watch(self.digest, tuple(leased_elsewhere), self)
         run: list[tuple[int, Claim]] = []
-        for index, claim in mine:
+        for index, claim in claimed:
             if run and index != run[-1][0] + 1:
                 self.track(BlockFetch(self, run))
                 run = []
@@ -285,12 +286,17 @@ class CachedRead:
             request.ended = True
             self._transfers.pop(request, None)
 
-    # ── Waiter ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what claims call; nothing here blocks ──────────────────────────────────────────────────────────────────────────
 
     def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
-        """Look for blocks again; see ``claims.Waiter``."""
+        """Look for blocks again: they have arrived, or are no longer being fetched.
+
+        Args:
+            indices: Numbers of the blocks.
+            expired: Whether waiting ended because it took longer than ``CacheConfig.wait_s_max``.
+        """
         if expired:
-            self._patient = False
+            self._respects_leases = False
         if indices == (WHOLE_GET,):
             self.context.run_on_pool(self.run, self.fail)
         else:
@@ -302,15 +308,15 @@ class CachedRead:
 
     def give(self, index: int, data: memoryview) -> None:
         """Copy a block that another read of this process has fetched; `data` is uint8[n], from the block's start."""
-        start, view = self._part(index)
-        part = data[start : start + len(view)]
-        if len(part) != len(view):  # the store tells two sizes of what it calls one version
+        block = self._block_read(index)
+        part = data[block.start : block.start + len(block.view)]
+        if len(part) != len(block.view):  # the store tells two sizes of what it calls one version
             self.fail(
                 ObjectChangedError(f"block {index} of the object has {len(data)} bytes, fewer than its size says")
             )
             return
         if not self.cancelled:
-            view[:] = part
+            block.view[:] = part
         self.end_pieces()
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,22 +412,29 @@ class CachedRead:
             target[:] = body[begin - start : end - start]
 
 
-class InnerRequest(Protocol):
+class InnerRequest(ABC):
     """A request that a read has sent to the store inside; it is the sink of that request.
 
     It keeps no reference to its transfer, which refers to it: a cycle would keep the memory of the body.
 
     Attributes:
+        landing: Where the body goes; None if that is known with its head.
         ended: Whether its ``done`` was called.
     """
 
-    ended: bool
+    __slots__ = ("_read", "ended", "landing")
 
+    def __init__(self, read: CachedRead, landing: Landing | None = None) -> None:
+        self._read = read
+        self.landing = landing
+        self.ended = False
+
+    @abstractmethod
     def submit(self) -> Transfer | None:
         """Send the request; None if that failed at once, and the read with it."""
 
 
-class BlockFetch:
+class BlockFetch(InnerRequest):
     """A request for neighbouring blocks that a read has claimed.
 
     Args:
@@ -429,16 +442,14 @@ class BlockFetch:
         claims: Numbers of the blocks in ascending order, and their claims.
     """
 
-    __slots__ = ("_claims", "_completion", "_in_place", "_read", "_span", "ended", "landing")
+    __slots__ = ("_claims", "_completion", "_in_place", "_span")
 
     def __init__(self, read: CachedRead, claims: list[tuple[int, Claim]]) -> None:
-        self._read = read
         self._claims = claims
         self._span = ByteRange(read.block(claims[0][0]).start, read.block(claims[-1][0]).end)
         self._completion: Completion | None = None
-        self.landing: Landing | None
-        self.landing, self._in_place = _landing_of(read, self._span)
-        self.ended = False
+        landing, self._in_place = _landing_of(read, self._span)
+        super().__init__(read, landing)
 
     def submit(self) -> Transfer | None:
         """Send the request; None if that failed at once, and the read with it."""
@@ -529,7 +540,7 @@ class BlockFetch:
         read.fail(error, len(self._claims))
 
 
-class UnpinnedGet:
+class UnpinnedGet(InnerRequest):
     """The ``Get`` of a version that is not known, passed on as one request, whose answer is stored.
 
     Args:
@@ -538,16 +549,14 @@ class UnpinnedGet:
         is_first: Whether the disk had no entry about the key.
     """
 
-    __slots__ = ("_claim", "_completion", "_is_first", "_read", "_sent_s", "ended", "landing")
+    __slots__ = ("_claim", "_completion", "_is_first", "_sent_s")
 
     def __init__(self, read: CachedRead, claim: Claim, *, is_first: bool) -> None:
-        self._read = read
+        super().__init__(read, read.sink.landing)
         self._claim = claim
         self._is_first = is_first
         self._completion: Completion | None = None
         self._sent_s = 0.0
-        self.landing = read.sink.landing
-        self.ended = False
 
     def submit(self) -> Transfer | None:
         """Send the request; None if that failed at once, and the read with it."""
@@ -651,20 +660,18 @@ class UnpinnedGet:
         self._read.end(completion)
 
 
-class Revalidation:
+class Revalidation(InnerRequest):
     """A HEAD that asks which version an object has now, for a read whose blocks may be on disk.
 
     Args:
         read: The read.
     """
 
-    __slots__ = ("_read", "_sent_s", "ended", "landing")
+    __slots__ = ("_sent_s",)
 
     def __init__(self, read: CachedRead) -> None:
-        self._read = read
+        super().__init__(read)
         self._sent_s = time.monotonic()
-        self.landing: Landing | None = None
-        self.ended = False
 
     def submit(self) -> Transfer | None:
         """Send the request."""
@@ -703,20 +710,11 @@ def _entries_of(
     context: CacheContext, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
 ) -> list[NewEntry]:
     """Return blocks of one object, given as their numbers and their data, as entries to store."""
-    entries = []
-    for index, data in blocks:
-        header = partial(
-            encode,
-            BLOCK,
-            identity,
-            data,
-            block_index=index,
-            object_bytes=object_bytes,
-            block_bytes=context.config.block_bytes,
-        )
-        file_bytes = header_bytes_of(identity, len(data)) + len(data)
-        entries.append(NewEntry(block_name(digest, index), data, file_bytes, header))
-    return entries
+    sizes = {"object_bytes": object_bytes, "block_bytes": context.config.block_bytes}
+    return [
+        new_entry(BLOCK, block_name(digest, index), identity, data, block_index=index, **sizes)
+        for index, data in blocks
+    ]
 
 
 def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:
@@ -725,7 +723,8 @@ def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:
     assert outer is not None
     if wanted.start <= span.start and span.end <= wanted.end:
         offset = outer.position + span.start - wanted.start
-        alone = span == wanted
-        direct: Any = outer.direct if alone else None  # its file has one position, so it serves only one request
+        direct: Any = (
+            outer.direct if span == wanted else None
+        )  # its file has one position, so it serves only one request
         return Landing(outer.buffer, offset, offset + span.length_bytes, direct=direct), True
     return Landing(small_buffer(span.length_bytes), 0, span.length_bytes), False

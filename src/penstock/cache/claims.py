@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.system import forks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.cache.cached_read import CachedRead
     from penstock.cache.shared_files import Leases
     from penstock.cache.statistics import Counts
 
@@ -27,30 +29,7 @@ _CHECK_S_MAX = 0.05
 """Time between two checks of another process's lease: with 64 waiting reads, a check every 50 ms takes 1% of a core."""
 
 
-class Waiter(Protocol):
-    """A read that waits for blocks. Its methods do not block.
-
-    Attributes:
-        cancelled: Whether the read was cancelled.
-    """
-
-    cancelled: bool
-
-    def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
-        """Look for blocks again: they have arrived, or are no longer being fetched.
-
-        Args:
-            indices: Numbers of the blocks.
-            expired: Whether waiting ended because it took longer than ``CacheConfig.wait_s_max``.
-        """
-
-    def give(self, index: int, data: memoryview) -> None:
-        """Take a block that has arrived, as uint8[block]."""
-
-    def fail(self, error: Exception) -> None:
-        """End the read with `error`, because the block cannot be fetched."""
-
-
+@dataclass(slots=True, eq=False)
 class Claim:
     """What this process is fetching.
 
@@ -61,27 +40,22 @@ class Claim:
         waiters: Other reads of this process, and the number of the block that each waits for.
     """
 
-    __slots__ = ("leased", "number", "token", "waiters")
-
-    def __init__(self, token: str, number: int) -> None:
-        self.token = token
-        self.number = number
-        self.leased = False
-        self.waiters: list[tuple[Waiter, int]] = []
+    token: str
+    number: int
+    leased: bool = False
+    waiters: list[tuple[CachedRead, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class _Watch:
     """A read that waits until another process releases a lease."""
 
-    __slots__ = ("check_s", "indices", "number", "pause_s", "until_s", "waiter")
-
-    def __init__(self, number: int, waiter: Waiter, indices: tuple[int, ...], until_s: float) -> None:
-        self.number = number
-        self.waiter = waiter
-        self.indices = indices
-        self.until_s = until_s
-        self.pause_s = _CHECK_S_MIN
-        self.check_s = 0.0
+    number: int
+    waiter: CachedRead
+    indices: tuple[int, ...]
+    until_s: float
+    pause_s: float = _CHECK_S_MIN
+    check_s: float = 0.0
 
 
 class Claims:
@@ -111,14 +85,16 @@ class Claims:
         """Forget the claims, which remain the parent's."""
         self._reset()
 
-    def take(self, digest: str, indices: Sequence[int], waiter: Waiter, *, patient: bool) -> list[Claim | bool]:
+    def take(
+        self, digest: str, indices: Sequence[int], waiter: CachedRead, *, respects_leases: bool
+    ) -> list[Claim | bool]:
         """Claim blocks that are to be fetched.
 
         Args:
             digest: Digest of the identity of what is fetched.
             indices: Numbers of the blocks in ascending order, or only ``WHOLE_GET``.
             waiter: The read that wants them.
-            patient: Whether to respect the leases of other processes.
+            respects_leases: Whether to respect the leases of other processes.
 
         Returns:
             For each block its claim; or True if another read of this process is fetching it and will notify `waiter`; or
@@ -140,7 +116,7 @@ class Claims:
                     found.append(claim)
         lost: set[Claim] = set()
         for run in _neighbours([claim for claim in found if isinstance(claim, Claim)]):
-            lost.update(self._lease(run, patient=patient))
+            lost.update(self._lease(run, respects_leases=respects_leases))
         for waiters in self.release(list(lost)):
             for other, index in waiters:
                 other.resume((index,), expired=False)
@@ -166,7 +142,7 @@ class Claims:
                     held.append(claim)
         return held
 
-    def _lease(self, run: list[Claim], *, patient: bool) -> list[Claim]:
+    def _lease(self, run: list[Claim], *, respects_leases: bool) -> list[Claim]:
         """Take the leases of neighbours, all at once if possible.
 
         Returns:
@@ -174,12 +150,12 @@ class Claims:
         """
         taken = self._leases.try_take(run[0].number, len(run))
         if taken is False and len(run) > 1:
-            return [claim for each in run for claim in self._lease([each], patient=patient)]
+            return [claim for each in run for claim in self._lease([each], respects_leases=respects_leases)]
         for claim in run:
             claim.leased = bool(taken)
-        return run if taken is False and patient else []
+        return run if taken is False and respects_leases else []
 
-    def release(self, claims: Sequence[Claim]) -> list[list[tuple[Waiter, int]]]:
+    def release(self, claims: Sequence[Claim]) -> list[list[tuple[CachedRead, int]]]:
         """Give claims back.
 
         Args:
@@ -190,7 +166,7 @@ class Claims:
 
         Cost: one system call for each run of neighbours.
         """
-        found: list[list[tuple[Waiter, int]]] = []
+        found: list[list[tuple[CachedRead, int]]] = []
         leased: list[Claim] = []
         with self._lock:
             for claim in claims:
@@ -210,7 +186,7 @@ class Claims:
         for waiter, index in self.release([claim])[0]:
             waiter.resume((index,), expired=False)
 
-    def watch(self, digest: str, indices: tuple[int, ...], waiter: Waiter) -> None:
+    def watch(self, digest: str, indices: tuple[int, ...], waiter: CachedRead) -> None:
         """Resume `waiter` when another process releases the lease of the last of these blocks.
 
         It has released the others by then, since it releases the last of several neighbours last.

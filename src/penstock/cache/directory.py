@@ -27,7 +27,8 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache.cpu_slots import CpuSlots
 from penstock.cache.entry import (
@@ -37,8 +38,10 @@ from penstock.cache.entry import (
     EntryHeader,
     EntryName,
     allotted_bytes,
+    block_name,
     check_data,
     decode,
+    encode,
     header_bytes_of,
     takes_direct_writes,
 )
@@ -53,8 +56,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.cache.config import CacheConfig
-    from penstock.cache.cpu_slots import ReadFunction
+    from penstock.sources.objects import ReadFunction
     from penstock.cache.statistics import Counts
+    from penstock.types import ByteRange
 
 _FREE_FILES_MIN = 32
 """With fewer free inodes the file system counts as full, whatever its free bytes are: small objects use up inodes."""
@@ -102,6 +106,31 @@ class BlockRead(NamedTuple):
     size_bytes: int
     start: int
     view: memoryview
+
+
+def new_entry(kind: int, name: EntryName, identity: bytes, data: memoryview, **fields: Any) -> NewEntry:
+    """Return an entry of which the header, with the checksum of the data, is made when it is stored; see ``entry.encode``."""
+    file_bytes = header_bytes_of(identity, len(data)) + len(data)
+    return NewEntry(name, data, file_bytes, partial(encode, kind, identity, data, **fields))
+
+
+def block_read(
+    digest: str, index: int, wanted: ByteRange, view: memoryview, *, size_bytes: int, block_bytes: int
+) -> BlockRead:
+    """Return the read that fills a view with what one block has of a range of an object.
+
+    Args:
+        digest: Digest of the identity of the object's version.
+        index: Number of the block.
+        wanted: The range.
+        view: uint8[wanted], writable.
+        size_bytes: Size of the object.
+        block_bytes: Size of a full block.
+    """
+    start, end = index * block_bytes, min((index + 1) * block_bytes, size_bytes)
+    begin, stop = max(start, wanted.start), min(end, wanted.end)
+    part = view[begin - wanted.start : stop - wanted.start]
+    return BlockRead(block_name(digest, index), index, end - start, begin - start, part)
 
 
 class CacheDirectory:
@@ -172,7 +201,7 @@ class CacheDirectory:
             finally:
                 os.close(fd)
         self.usage.open(empty=not os.listdir(self.entries))  # noqa: PTH208
-        self.leases.reopen()
+        self.leases.open(anew=True)
 
     def close(self) -> None:
         """Close the shared files; nothing is stored afterwards. Idempotent."""

@@ -89,14 +89,14 @@ class Evictor:
             # Another thread may have made room in the meantime.
             if not self._directory.is_full and self._counted(sizes_bytes):
                 return True
-            alone = self._directory.leases.try_take(_LEASE)
+            is_only_evictor = self._directory.leases.try_take(_LEASE)
             try:
-                slack_bytes = self._directory.usage.total_bytes() // _SLACK if alone else 0
+                slack_bytes = self._directory.usage.total_bytes() // _SLACK if is_only_evictor else 0
                 room_bytes = min(0, self.room_bytes()) if self._directory.is_full else self.room_bytes()
                 self._directory.is_full = False
                 self.evict(sum(sizes_bytes.values()) - room_bytes + slack_bytes)
             finally:
-                if alone:
+                if is_only_evictor:
                     self._directory.leases.release(_LEASE)
         if self._counted(sizes_bytes):
             return True

@@ -17,11 +17,10 @@ import os
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.cache.directory import NewEntry
-from penstock.cache.entry import LISTING, MISSING, STAT, encode, entry_name, header_bytes_of
+from penstock.cache.directory import NewEntry, new_entry
+from penstock.cache.entry import LISTING, MISSING, STAT, entry_name
 from penstock.system import forks
 from penstock.system.private import open_private
 from penstock.types import ListPage, ObjectInfo, Page
@@ -126,15 +125,6 @@ class Metadata:
         self.put(key, ObjectInfo(key, 0), time.monotonic())
         self._directory.remove(entry_name(STAT, self._identities.of_key(key)))
 
-    def fresh(self, key: Key, submitted_s: float) -> KnownObject | None:
-        """Return what may be believed about a key, from memory or, with a TTL, from the disk.
-
-        Args:
-            key: Key of the object.
-            submitted_s: When the reader submitted its operation, on the monotonic clock, in seconds.
-        """
-        return self.fresh_or_hint(key, submitted_s)[0]
-
     def fresh_or_hint(self, key: Key, submitted_s: float) -> tuple[KnownObject | None, ObjectInfo | None]:
         """Return what ``fresh`` returns and, if that is None, the last version that any process of this node saw.
 
@@ -143,26 +133,21 @@ class Metadata:
         Cost: nothing for what this process knows; otherwise an attempt to open one file, or with a TTL two.
         """
         known = self._known.get(key)
-        if known is not None and self._is_believed(known, submitted_s):
+        if known is not None and self._is_fresh(known, submitted_s):
             is_useful = known.info is None or known.info.etag is not None
             return (known, None) if is_useful else (None, known.info)
         seen = known
-        for kind in self._kinds_to_read(known):
+        kinds = (STAT, MISSING) if self.ttl_s else (STAT,) if known is None else ()  # that may say more about the key
+        for kind in kinds:
             found = self._on_disk(kind, key)
-            if found is not None and self.ttl_s and self._is_believed(found, submitted_s):
+            if found is not None and self.ttl_s and self._is_fresh(found, submitted_s):
                 self.put(key, found.info, found.sent_s)
                 return found, None
             if kind == STAT:
                 seen = seen or found
         return None, seen.info if seen is not None else None
 
-    def _kinds_to_read(self, known: KnownObject | None) -> tuple[int, ...]:
-        """Return the kinds of entries that may say more about a key than this process knows."""
-        if self.ttl_s:
-            return STAT, MISSING
-        return (STAT,) if known is None else ()
-
-    def believed(self, key: Key) -> ObjectInfo | None:
+    def fresh_in_memory(self, key: Key) -> ObjectInfo | None:
         """Return the version of a key that may be believed without asking the store, if this process knows it."""
         known = self._known.get(key)
         if known is None or known.info is None or known.info.etag is None:
@@ -179,7 +164,7 @@ class Metadata:
         info = _info(json.loads(bytes(found[1])))._replace(key=key) if kind == STAT else None
         return KnownObject(info, time.monotonic() - age_s) if age_s >= 0 else None
 
-    def _is_believed(self, known: KnownObject, submitted_s: float) -> bool:
+    def _is_fresh(self, known: KnownObject, submitted_s: float) -> bool:
         return known.sent_s >= submitted_s or time.monotonic() - known.sent_s < self.ttl_s
 
     def keep(self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False) -> None:
@@ -211,7 +196,7 @@ class Metadata:
         data = b"" if info is None else json.dumps(_row(info._replace(key=self._identities.stored_key(key)))).encode()
         kind = MISSING if info is None else STAT
         if not is_first:
-            self._make_way(kind, identity)
+            self._directory.remove(entry_name(kind, identity))  # so that it counts no more
         return [_new_entry(kind, identity, data, sent_s)]
 
     def written(self, key: Key) -> None:
@@ -274,23 +259,17 @@ class Metadata:
         identity = self._identities.of_page(operation)
         rows = [_row(info) for info in page.objects]
         data = json.dumps([generation, rows, page.prefixes, page.next_token]).encode()
-        self._make_way(LISTING, identity)
+        self._directory.remove(entry_name(LISTING, identity))  # so that it counts no more
         self._directory.write([_new_entry(LISTING, identity, data, sent_s)])
 
     def _learn(self, page: Page, sent_s: float) -> None:
         for info in page.objects:
             self.put(info.key, info, sent_s)
 
-    def _make_way(self, kind: int, identity: bytes) -> None:
-        """Remove the entry that a new one is about to replace, which also subtracts it from the number of its folder."""
-        self._directory.remove(entry_name(kind, identity))
-
 
 def _new_entry(kind: int, identity: bytes, data: bytes, sent_s: float) -> NewEntry:
     wall_s = time.time() - (time.monotonic() - sent_s)
-    header = partial(encode, kind, identity, data, sent_s=wall_s)
-    file_bytes = header_bytes_of(identity, len(data)) + len(data)
-    return NewEntry(entry_name(kind, identity), memoryview(data), file_bytes, header)
+    return new_entry(kind, entry_name(kind, identity), identity, memoryview(data), sent_s=wall_s)
 
 
 def is_version(etag: str | None) -> bool:

@@ -10,6 +10,7 @@ from penstock.cache.entry import block_name
 from penstock.cache.metadata import REMEMBERED_MISS
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
 from penstock.store.base import Relay
+from penstock.store.base import OperationRelay
 from penstock.types import (
     CompleteMultipart,
     Completion,
@@ -24,36 +25,34 @@ from penstock.types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.context import CacheContext
-    from penstock.types import Key, Operation, Sink, Transfer
+    from penstock.cache.cached import CacheContext
+    from penstock.types import Key, Operation, Sink
 
 
-class _PassedOperation(Relay, ABC):
-    """An operation that is passed on to the store inside. It is the caller's transfer and the store's sink at once."""
+class _PassedOperation(OperationRelay["CacheContext"], ABC):
+    """An operation that is passed on to the store inside. It is the caller's transfer and the store's sink at once.
 
-    __slots__ = ("cancelled", "context", "ended", "operation", "sent_s", "submitted_s", "transfer")
+    Attributes:
+        ended: Whether the operation has ended in the store inside.
+        submitted_s: When the caller submitted it, as ``time.monotonic()`` tells.
+        sent_s: When it was sent to the store inside.
+    """
+
+    __slots__ = ("ended", "sent_s", "submitted_s")
 
     def __init__(self, context: CacheContext, operation: Operation, sink: Sink) -> None:
-        self.context = context
-        self.operation = operation
-        self.sink = sink
-        self.landing = sink.landing
-        self.transfer: Transfer | None = None
-        self.cancelled = self.ended = False
+        super().__init__(context, operation, sink)
+        self.ended = False
         self.submitted_s = self.sent_s = time.monotonic()
 
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.transfer is not None:
-            self.transfer.cancel()
-
     def unanswered_s(self) -> float:
+        """Return 0, as hedging takes place inside the cache."""
         return 0.0
 
     def send(self) -> None:
         """Submit the operation to the store inside."""
         self.sent_s = time.monotonic()
-        transfer = self.context.inner.submit(self.operation, self)
+        transfer = self.owner.inner.submit(self.operation, self)
         self.transfer = None if self.ended else transfer  # no reference cycle remains, which would keep a write's body
         if self.cancelled:
             transfer.cancel()
@@ -61,7 +60,7 @@ class _PassedOperation(Relay, ABC):
     def done(self, completion: Completion) -> None:
         self.ended = True
         self.transfer = None
-        self.context.run_on_pool(lambda: self._end(completion), lambda _: self.sink.done(completion))
+        self.owner.run_on_pool(lambda: self._end(completion), lambda _: self.sink.done(completion))
 
     def _end(self, completion: Completion) -> None:
         self.learn(completion)
@@ -83,7 +82,7 @@ class MetadataQuery(_PassedOperation):
 
     def may_be_known(self) -> bool:
         """Whether it is worth looking for the answer in the cache."""
-        return self.context.config.metadata_ttl_s > 0 or (
+        return self.owner.config.metadata_ttl_s > 0 or (
             isinstance(self.operation, Head) and self.operation.etag is not None
         )
 
@@ -95,16 +94,16 @@ class MetadataQuery(_PassedOperation):
                 raise CancelledOperationError("cancelled")
             completion = self._known_answer()
             if completion is None:
-                self._generation = self.context.metadata.generation()
+                self._generation = self.owner.metadata.generation()
                 self.send()
                 return
-            self.context.counts.metadata_hit_count += 1
+            self.owner.counts.metadata_hit_count += 1
         except PenstockError as error:
             completion = Completion(operation, error=as_completion_error(error))
         self.sink.done(completion)
 
     def _known_answer(self) -> Completion | None:
-        operation, metadata = self.operation, self.context.metadata
+        operation, metadata = self.operation, self.owner.metadata
         completion = Completion(operation)
         if isinstance(operation, ListPage):
             completion.value = metadata.page(operation)
@@ -112,12 +111,12 @@ class MetadataQuery(_PassedOperation):
         assert isinstance(operation, Head)
         completion.info = self._pinned_info(operation)
         if completion.info is None:
-            known = metadata.fresh(operation.key, self.submitted_s)
+            known = metadata.fresh_or_hint(operation.key, self.submitted_s)[0]
             if known is None or (operation.headers and known.info is not None and not known.info.headers):
                 return None
             completion.info = known.info
             if known.info is None:
-                url = self.context.inner.describe(operation.key)
+                url = self.owner.inner.describe(operation.key)
                 completion.error = ObjectMissingError(REMEMBERED_MISS, status=404, operation="HEAD", url=url)
         return completion
 
@@ -130,14 +129,14 @@ class MetadataQuery(_PassedOperation):
         key, etag, size_bytes, _ = operation
         if etag is None or size_bytes is None:
             return None
-        _, digest = self.context.identities.of_version(key, etag)
-        last = max(0, size_bytes - 1) // self.context.config.block_bytes
-        exist = all(self.context.directory.exists(block_name(digest, index)) for index in (0, last))
+        _, digest = self.owner.identities.of_version(key, etag)
+        last = max(0, size_bytes - 1) // self.owner.config.block_bytes
+        exist = all(self.owner.directory.exists(block_name(digest, index)) for index in (0, last))
         return ObjectInfo(key, size_bytes, etag) if exist else None
 
     def learn(self, completion: Completion) -> None:
         """Remember the answer."""
-        operation, metadata = self.operation, self.context.metadata
+        operation, metadata = self.operation, self.owner.metadata
         if isinstance(operation, ListPage):
             if completion.error is None:
                 metadata.keep_page(operation, completion.value, self.sent_s, self._generation)
@@ -157,7 +156,7 @@ class WriteThrough(_PassedOperation):
     def start(self) -> None:
         """Forget the objects and pass the operation on."""
         for key in self._keys():
-            self.context.metadata.forget(key)
+            self.owner.metadata.forget(key)
         self.send()
 
     def _keys(self) -> Sequence[Key]:
@@ -172,7 +171,7 @@ class WriteThrough(_PassedOperation):
     def learn(self, completion: Completion) -> None:
         """Invalidate the objects, even after a failure: the store may have written although its answer was lost."""
         for key in self._keys():
-            self.context.metadata.written(key)
+            self.owner.metadata.written(key)
 
 
 WRITES = (Put, CompleteMultipart, Copy, Delete)

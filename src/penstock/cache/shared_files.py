@@ -114,15 +114,14 @@ class Leases(SharedFile):
         """The part of the names of temporary files that identifies this process."""
         return f"{self._token:013x}"
 
-    def open(self) -> bool:
-        """Open the file and lock this process's token if that is not done yet; False if it cannot be done."""
-        return self._fd >= 0 or self._open()
+    def open(self, *, anew: bool = False) -> bool:
+        """Open the file and lock this process's token if that is not done yet; False if it cannot be done.
 
-    def reopen(self) -> bool:
-        """As ``open``, but also open the file anew if it was removed, as the other processes use a new one."""
-        return self._open()
-
-    def _open(self) -> bool:
+        Args:
+            anew: Whether to open the file also if it was removed since, as the other processes use a new one.
+        """
+        if self._fd >= 0 and not anew:
+            return True
         with self._lock:
             if self._closed:
                 return False

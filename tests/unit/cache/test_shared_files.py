@@ -124,4 +124,4 @@ def test_closing_under_use_is_no_trouble(tmp_path: Path) -> None:
         for user in users:
             user.join(30)
         assert not troubles.counts()
-        assert not leases.reopen()
+        assert not leases.open(anew=True)

@@ -9,9 +9,9 @@ import pytest
 from penstock.config import RetryConfig
 from penstock.errors import CancelledOperationError, StoreError, UnavailableError
 from penstock.store.faulty import Faulty
+from penstock.store.inflight import WaitingSink, perform
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
-from penstock.store.inflight import WaitingSink, perform
 from penstock.types import Completion, Get, Operation, Sink, Transfer
 from store_contract.support import WatchingSink
 

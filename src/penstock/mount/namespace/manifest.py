@@ -11,8 +11,7 @@ from penstock.errors import ConfigError, ObjectMissingError
 from penstock.index.manifest import read_manifest
 from penstock.mount.namespace.names import begin
 from penstock.redaction import public_url
-from penstock.store.base import Store, Wrapper
-from penstock.store.base import OperationRelay, Resent
+from penstock.store.base import OperationRelay, Resent, Store, Wrapper
 from penstock.store.pages import sorted_page
 from penstock.types import UNKNOWN_BYTES, Completion, Head, ListPage, ObjectInfo, Page
 
