@@ -27,7 +27,6 @@ FILES_MAX = 1_000_000
 ITEMS_MAX = 10_000_000
 NAME_CHARACTERS_MAX = 1024
 _SIZE_BYTES_MAX = 5 * 1024 * GIB  # S3's largest object
-_CRC_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +154,9 @@ def decode_manifest(data: bytes | memoryview, url: str) -> CheckpointManifest:
     if row.take("penstock_checkpoint", int, 0, 2**31) != VERSION:
         row.refuse("penstock_checkpoint", f"must be {VERSION}; a newer penstock may have written it")
     metadata = row.below("metadata")
-    step = document.get("step")
     manifest = CheckpointManifest(
         save_id=row.text("save_id", 64),
-        step=None if step is None and "step" in document else row.take("step", int, 0, 10**10),
+        step=row.take("step", int, 0, 10**10) if row.value("step") is not None else None,
         world_size=row.take("world_size", int, 1, 10**7),
         saved_s=row.take("saved_s", float, 0, 10**12),
         versions=_versions(row),
@@ -167,18 +165,8 @@ def decode_manifest(data: bytes | memoryview, url: str) -> CheckpointManifest:
         block_bytes=(block_bytes := row.take("block_bytes", int, 1, GIB)),
         files=_files(row, block_bytes),
     )
-    row.done(
-        "penstock_checkpoint",
-        "save_id",
-        "step",
-        "world_size",
-        "saved_s",
-        "versions",
-        "metadata",
-        "block_bytes",
-        "files",
-    )
-    metadata.done("size_bytes", "crc32c")
+    row.done()
+    metadata.done()
     return manifest
 
 
@@ -211,7 +199,7 @@ def _files(row: _Fields, block_bytes: int) -> tuple[CheckpointFile, ...]:
         if items_count > ITEMS_MAX:
             each.refuse("items", f"the manifest has more than {ITEMS_MAX} items")
         files.append(CheckpointFile(name=name, size_bytes=size_bytes, crc32c=each.crc("crc32c"), items=items))
-        each.done("name", "size_bytes", "crc32c", "items")
+        each.done()
     return tuple(files)
 
 
@@ -230,7 +218,7 @@ def _items(row: _Fields, size_bytes: int, block_bytes: int) -> list[CheckpointIt
             data_length_bytes=data_length,
             block_crcs=each.crcs("crc32c", -(-data_length // block_bytes)),
         )
-        each.done("offset", "length", "data_offset", "data_length", "crc32c")
+        each.done()
         items.append(item)
     return items
 
@@ -238,39 +226,41 @@ def _items(row: _Fields, size_bytes: int, block_bytes: int) -> list[CheckpointIt
 class _Fields:
     """The fields of one JSON object; every mistake is an error that names the field."""
 
-    __slots__ = ("_row", "_url", "_where")
+    __slots__ = ("_read", "_row", "_url", "_where")
 
     def __init__(self, row: Any, where: str, url: str) -> None:
         self._where, self._url = where, url
         if not isinstance(row, dict):
             self.refuse("", f"must be an object, not {type(row).__name__}")
         self._row: dict[str, Any] = row
+        self._read: set[str] = set()
 
     def refuse(self, name: str, what: str) -> NoReturn:
         where = f"{self._where}{name}".rstrip(".")
         raise CheckpointError(f"the manifest is damaged: {where or 'it'} {what}", url=self._url, field=where or None)
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        self._read.add(name)
         if name not in self._row:
             self.refuse(name, "is missing")
         return self._row[name]
 
     def take(self, name: str, kind: type, low: int, high: int) -> Any:
         """Return a number in [low, high]; an int is a valid float."""
-        value = self._value(name)
+        value = self.value(name)
         kinds = (int,) if kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
             self.refuse(name, f"is {_short(value)}, and must be a number in [{low}, {high}]")
         return value
 
     def text(self, name: str, characters_max: int) -> str:
-        value = self._value(name)
+        value = self.value(name)
         if not isinstance(value, str) or not 0 < len(value) <= characters_max:
             self.refuse(name, f"is {_short(value)}, and must be text of 1 to {characters_max} characters")
         return value
 
     def crcs(self, name: str, count: int) -> tuple[int, ...]:
-        value = self._value(name)
+        value = self.value(name)
         if not isinstance(value, str) or len(value) != 8 * count or value.strip("0123456789abcdef"):
             self.refuse(name, f"is {_short(value)}, and must be {8 * count} hexadecimal digits")
         return tuple([int(value[at : at + 8], 16) for at in range(0, len(value), 8)])
@@ -279,10 +269,10 @@ class _Fields:
         return self.crcs(name, 1)[0]
 
     def below(self, name: str) -> _Fields:
-        return _Fields(self._value(name), f"{self._where}{name}.", self._url)
+        return _Fields(self.value(name), f"{self._where}{name}.", self._url)
 
     def rows(self, name: str, rows_max: int) -> list[_Fields]:
-        value = self._value(name)
+        value = self.value(name)
         if not isinstance(value, list) or len(value) > rows_max:
             self.refuse(name, f"must be a list of at most {rows_max} objects")
         return [_Fields(row, f"{self._where}{name}[{index}].", self._url) for index, row in enumerate(value)]
@@ -292,9 +282,9 @@ class _Fields:
             self.refuse("", f"has more than {names_max} fields")
         return list(self._row)
 
-    def done(self, *known: str) -> None:
-        """Refuse fields that are not `known`."""
-        if unknown := sorted(set(self._row) - set(known)):
+    def done(self) -> None:
+        """Refuse fields that were not read."""
+        if unknown := sorted(self._row.keys() - self._read):
             self.refuse(unknown[0][:100], "is not a field of a manifest")
 
 

@@ -6,18 +6,19 @@ import logging
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock import compose
-from penstock.checkpoints import debris, layout, markers
+from penstock.checkpoints import debris, layout
 from penstock.checkpoints import directory as directories
 from penstock.config import check_whole
 from penstock.errors import CheckpointError, ConfigError, DirectoryMissingError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from penstock.checkpoints.debris import SaveMarker
     from penstock.checkpoints.directory import CheckpointInfo, Verification
-    from penstock.checkpoints.markers import SaveMarker
     from penstock.store import Store
+    from penstock.types import ObjectInfo
 
 
 _log = logging.getLogger("penstock.checkpoints")
@@ -64,13 +65,16 @@ class Checkpoints:
 
         Cost: one request per 1 000 names directly below the URL.
         """
-        return sorted(step for name in self._directories() if (step := layout.step_of(name)) is not None)
+        return sorted(
+            step for info in self._listed() if info.is_prefix and (step := layout.step_of(info.key)) is not None
+        )
 
-    def _directories(self) -> Iterator[str]:
+    def _listed(self) -> list[ObjectInfo]:
+        """Return the directories and objects directly below the URL."""
         try:
-            yield from [info.key for info in self.store.list("", recursive=False) if info.is_prefix]
+            return list(self.store.list("", recursive=False))
         except DirectoryMissingError:  # of a store on paths, which has no directory before the first write
-            return
+            return []
 
     def all(self) -> list[CheckpointInfo]:
         """Return what is known of each checkpoint: the steps in ascending order, then other directories with a checkpoint.
@@ -79,17 +83,13 @@ class Checkpoints:
 
         Cost: for each directory below the URL a listing, and a request for the manifest.
         """
-        infos = [directories.inspect(self.store, name) for name in self._directories()]
+        listed = self._listed()
+        if any(info.key == layout.COMMIT_MARKER and not info.is_prefix for info in listed):
+            return [directories.inspect(self.store)]
+        infos = [directories.inspect(self.store, info.key) for info in listed if info.is_prefix]
         infos = [info for info in infos if info.step is not None or info.status not in ("missing", "unfinished")]
         infos.sort(key=lambda info: (layout.step_of(info.name) is None, layout.step_of(info.name) or 0, info.name))
-        own = {info.key for info in self._own_files()}
-        return [directories.inspect(self.store)] if layout.COMMIT_MARKER in own else infos
-
-    def _own_files(self) -> Iterator[Any]:
-        try:
-            yield from [info for info in self.store.list("", recursive=False) if not info.is_prefix]
-        except DirectoryMissingError:
-            return
+        return infos
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Tell what the directory of a step holds. Cost: a listing of it, and a request for the manifest."""
@@ -175,7 +175,7 @@ class Checkpoints:
                 kept.append(step)
         if not kept:
             return []
-        busy = {marker.directory for marker in markers.find_markers(self.store) if not marker.over}
+        busy = {marker.directory for marker in debris.find_markers(self.store) if not marker.over}
         removed = [
             step
             for step in steps

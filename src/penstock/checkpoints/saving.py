@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Self
 
-from penstock.checkpoints import debris, layout, markers
-from penstock.checkpoints.directory import check_files, list_directory
+from penstock.checkpoints import debris, layout
+from penstock.checkpoints.directory import check_files, is_replaced, list_directory
 from penstock.checkpoints.manifest import BLOCK_BYTES, CheckpointManifest
 from penstock.checksums.crc32c import crc32c
 from penstock.config import check_whole
@@ -52,14 +53,19 @@ class CheckpointSave:
         self._step = layout.step_of(directory) if step is None else layout.check_step(step)
         self._store, self._directory, self._world_size = store, directory, world_size
         self._open = True
-        markers.remember(self.save_id)
+        debris.running.add(self.save_id)
         try:
-            markers.write_marker(store, self.save_id, directory)
+            debris.write_marker(store, self.save_id, directory)
         except BaseException:
-            markers.forget(self.save_id)
+            debris.running.discard(self.save_id)
             raise
-        self._renewal = markers.Renewal(store, self.save_id, directory)
-        self._finalizer = weakref.finalize(self, _drop, self._renewal, self.save_id)
+        ended = threading.Event()
+        self._renewal = threading.Thread(
+            target=debris.renew_marker, args=(store, self.save_id, directory, ended), name="penstock-save", daemon=True
+        )
+        self._renewal.start()
+        self._finalizer = weakref.finalize(self, _drop, ended, self.save_id)
+        self._ended = ended
 
     def __enter__(self) -> Self:
         return self
@@ -106,12 +112,13 @@ class CheckpointSave:
         self._store.write(self._directory + layout.manifest_name(self.save_id), manifest.encode())
         self._check(manifest)
         self._store.write(self._directory + layout.COMMIT_MARKER, metadata)
-        self._renewal.close()
+        self._stop_renewing()
         try:
             debris.remove_replaced(self._store, self._directory, manifest)
             self._end(delete=True)
             # Only now: whoever replaced this checkpoint before has seen the marker, and left its files alone.
-            debris.remove_if_replaced(self._store, self._directory, manifest)
+            if is_replaced(self._store, self._directory, manifest.metadata_crc32c):
+                debris.remove_save(self._store, self._directory, self.save_id)
             debris.remove_debris(self._store, debris.find_debris(self._store))
         except StoreError as error:  # credentials that may write need not be allowed to delete; the checkpoint is there
             _log.warning("The checkpoint is committed, but old files were not removed: %s", error)
@@ -139,15 +146,20 @@ class CheckpointSave:
         except StoreError as error:
             _log.warning("Files of a save that failed were not removed; the next save removes them: %s", error)
 
+    def _stop_renewing(self) -> None:
+        """End the thread that renews the marker, so that it is not written again. Idempotent."""
+        self._ended.set()
+        self._renewal.join()
+
     def _end(self, *, delete: bool = False) -> None:
         self._open = False
-        self._renewal.close()
+        self._stop_renewing()
         self._finalizer.detach()
-        markers.forget(self.save_id)
+        debris.running.discard(self.save_id)
         if delete:
             self._store.delete(layout.saving_name(self.save_id))
 
 
-def _drop(renewal: markers.Renewal, save_id: str) -> None:
-    renewal.end()
-    markers.forget(save_id)
+def _drop(ended: threading.Event, save_id: str) -> None:
+    ended.set()
+    debris.running.discard(save_id)

@@ -24,7 +24,6 @@ from penstock.checkpoints import (
     debris,
     directory,
     layout,
-    markers,
     remove,
     saving,
     step_directory,
@@ -250,14 +249,14 @@ def test_two_saves_of_one_step(run: Checkpoints, monkeypatch: pytest.MonkeyPatch
     directory = step_directory(5)
     one, other = CheckpointSave(run.store, directory), CheckpointSave(run.store, directory)
     files, others = write(run, one, directory), write(run, other, directory)
-    find_markers = markers.find_markers
+    find_markers = debris.find_markers
 
-    def commit_meanwhile(store: Store) -> list[markers.SaveMarker]:
-        monkeypatch.setattr(markers, "find_markers", find_markers)
+    def commit_meanwhile(store: Store) -> list[debris.SaveMarker]:
+        monkeypatch.setattr(debris, "find_markers", find_markers)
         other.commit(b"the last one", others)
         return find_markers(store)
 
-    monkeypatch.setattr(markers, "find_markers", commit_meanwhile)
+    monkeypatch.setattr(debris, "find_markers", commit_meanwhile)
     one.commit(b"the first one", files)
     assert run.inspect(5).size_bytes == 201 + len(b"the last one")
     assert run.verify(5).ok
@@ -270,7 +269,7 @@ def test_two_saves_of_one_step_one_of_which_is_killed(run: Checkpoints, monkeypa
     one, other = CheckpointSave(run.store, at), CheckpointSave(run.store, at)
     files, others = write(run, one, at), write(run, other, at)
     monkeypatch.setattr(saving.debris, "remove_replaced", lambda *_: None)
-    monkeypatch.setattr(saving.debris, "remove_if_replaced", lambda *_: None)
+    monkeypatch.setattr(saving, "is_replaced", lambda *_: False)
     one.commit(b"the first one", files)
     assert run.debris() == []
     other.commit(b"the last one", others)
@@ -343,13 +342,13 @@ def test_a_commit_marker_that_is_removed_at_once(run: Checkpoints, monkeypatch: 
     save(run, 5)
     saving = CheckpointSave(run.store, step_directory(5))
     files = write(run, saving, step_directory(5))
-    find_markers = markers.find_markers
+    find_markers = debris.find_markers
 
-    def remove_meanwhile(store: Store) -> list[markers.SaveMarker]:
+    def remove_meanwhile(store: Store) -> list[debris.SaveMarker]:
         store.delete("step-0000000005/.metadata")
         return find_markers(store)
 
-    monkeypatch.setattr(markers, "find_markers", remove_meanwhile)
+    monkeypatch.setattr(debris, "find_markers", remove_meanwhile)
     saving.commit(b"m", files)
     assert run.inspect(5).status == "unfinished"
 
@@ -432,9 +431,9 @@ def test_leases(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
         body = json.loads(bytes(run.store.read(marker).data))
         run.store.write(marker, json.dumps({**body, "machine": "another"}).encode())
         assert run.remove_debris() == []
-        monkeypatch.setattr("penstock.checkpoints.markers._running", set())
+        monkeypatch.setattr("penstock.checkpoints.debris.running", set())
         assert run.remove_debris() == []
-        monkeypatch.setattr("penstock.checkpoints.markers.time.time", lambda: 1e12)
+        monkeypatch.setattr("penstock.checkpoints.debris.time.time", lambda: 1e12)
         assert [found.save_id for found in run.remove_debris()] == [saving.save_id]
     assert names(run) == set()
 
@@ -449,17 +448,17 @@ def test_leases_by_the_clock_of_the_store(faulty: FaultyServer, monkeypatch: pyt
             marker, json.dumps({"penstock_save": 1, "directory": step_directory(1), "machine": "x"}).encode()
         )
         clock = SimpleNamespace(time=lambda: time.time() + hours * 3600)
-        monkeypatch.setattr(markers, "time", clock)  # not the module's own function, by which the server tells the time
-        assert [found.over for found in markers.find_markers(run.store)] == [False]
-        faulty.clock_offset_s = markers.LEASE_S + 5
-        assert [found.over for found in markers.find_markers(run.store)] == [True]
+        monkeypatch.setattr(debris, "time", clock)  # not the module's own function, by which the server tells the time
+        assert [found.over for found in debris.find_markers(run.store)] == [False]
+        faulty.clock_offset_s = debris.LEASE_S + 5
+        assert [found.over for found in debris.find_markers(run.store)] == [True]
 
 
 def test_markers_that_cannot_be_read(run: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """A marker without a directory never lets anything be removed."""
     for number, contents in enumerate((b"\xff not JSON", b"", b"[]", b'{"directory": 7}', b"{}" * 100_000)):
         run.store.write(layout.saving_name(f"0123456789a{number}"), contents)
-    monkeypatch.setattr("penstock.checkpoints.markers.time.time", lambda: 1e12)
+    monkeypatch.setattr("penstock.checkpoints.debris.time.time", lambda: 1e12)
     assert run.remove_debris() == []
 
 
