@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -192,7 +193,9 @@ def test_giving_up_has_a_deadline(memory, monkeypatch):
 
     writer = Writer(Silent(memory), "k", part_bytes=1000)
     writer.write(bytes(5000))
+    begun = time.monotonic()
     writer.abort()
+    assert time.monotonic() - begun < 5
     assert writer.closed
 
 
