@@ -50,7 +50,7 @@ def test_the_strides_together_are_the_epoch(folder: Path, how: Any, kind: str) -
                     assert_same(left, right)
             if how != "stream" and kind in ("rows", "members"):
                 assert len(loader) == len(whole[0][which::3])
-    assert_resumes_everywhere(lambda: ps.Loader(made, stride=(1, 3), **options), every=2)
+    assert_resumes_everywhere(lambda: ps.Loader(made, stride=(1, 3), **options), every=4)
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 400])
