@@ -24,9 +24,8 @@ from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
 from penstock.store.local import LocalStore
 from penstock.text.sizes import format_bytes
-from penstock.transfer.download import is_downloaded
+from penstock.transfer.download import FileReceiver, is_downloaded
 from penstock.transfer.moving import TransferItem, copy_between, copy_inside, stream
-from penstock.transfer.receiving import FileReceiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

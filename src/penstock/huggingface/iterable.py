@@ -1,25 +1,39 @@
-"""``dataset``: a pipeline as a ``datasets.IterableDataset`` of single samples; ``features_of``: the types of its columns."""
+"""``dataset``: a pipeline as a ``datasets.IterableDataset`` of single samples; ``features_of``: the types of its columns.
+
+``PipelineExamples`` is what Hugging Face's ``IterableDataset`` iterates, shards, and asks for its state. Its methods are
+those of the library's own sources of examples. It derives a source for each iteration, in this order: for an epoch other than
+0, ``shuffle_data_sources(generator)`` and then ``shift_rngs(epoch)``; for nodes and then for workers, ``shard_data_sources(n,
+j)``; and in a worker at last ``shift_rngs(worker)``. So the number of the epoch is the one that comes right after
+``shuffle_data_sources``.
+"""
 
 from __future__ import annotations
 
+import copy
 import itertools
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import datasets
 import numpy as np
 import pyarrow as pa
+from datasets.iterable_dataset import _BaseExamplesIterable
 
+from penstock.config import FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
-from penstock.huggingface.examples import PipelineExamples
 from penstock.loader import Loader
 from penstock.loader.plan.source_finder import SourceFinder
+from penstock.samples.transform import may_drop
+from penstock.samples.transform import rebatches
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Sequential
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.loader.options import LoaderArguments
+
 
 READ_SAMPLES = 32
 """Samples that are read and decoded together if the pipeline does not say how many."""
@@ -126,3 +140,198 @@ def _feature_of(name: str, values: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+SHARDS_COUNT = 720720
+"""The number of shards that the library is told: it divides evenly by every number of nodes up to 16 and by many others, and
+nobody lists them. A pipeline is divided by batches, into any number of readers."""
+
+
+class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]
+    """The samples of one reader of a pipeline, in one epoch. It pickles, and each iteration has a ``Loader`` of its own.
+
+    Args:
+        pipeline: A pipeline that ends with ``.batch(n)``.
+        options: Options of ``Loader``.
+        index: ``"require"`` or ``"stream"``: how all readers read.
+        is_index_found: Whether `index` was found out in this process, and may be another one on another node.
+        features: Types of the columns; None if they are unknown.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        options: dict[str, Any],
+        index: Literal["require", "stream"],
+        is_index_found: bool,
+        features: datasets.Features | None,
+    ) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+        self._options = options
+        self._index = index
+        self._is_index_found = is_index_found
+        self._features = features
+        self._epoch = 0
+        self._expects_epoch = False
+        self._readers = (0, 1)  # this reader's number, and how many there are
+        self._sleep_on_threads_shutdown = False
+
+    @property
+    def features(self) -> datasets.Features | None:
+        """Types of the columns."""
+        return self._features
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether examples have the types of ``features`` already."""
+        return self._features is not None
+
+    @property
+    def num_shards(self) -> int:
+        """A number that divides evenly by most numbers of readers."""
+        return SHARDS_COUNT
+
+    def split_shard_indices_by_worker(self, num_shards: int, index: int, contiguous: bool = True) -> list[int]:
+        """Return a list that says that reader `index` of `num_shards` has something to read."""
+        return list(range(index, index + 1))
+
+    # ── what the library derives ───────────────────────────────────────────────────────────────────────────────────
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> Self:
+        """Return the same: the pipeline shuffles. The epoch may follow."""
+        return self._with(_expects_epoch=True)
+
+    def shift_rngs(self, value: int) -> Self:
+        """Return the source for an epoch, if `value` is one."""
+        return self._with(_epoch=value, _expects_epoch=False) if self._expects_epoch else self
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Self:
+        """Return the source of reader `index` of `num_shards`, of what this reader has.
+
+        Raises:
+            ConfigError: The readers are on several nodes, and may have found different indexes; or one process alone can read
+                the source.
+        """
+        if num_shards == 1:
+            return self
+        if isinstance(self._pipeline.source, Sequential):
+            raise ConfigError(
+                f"{self._pipeline.source.reader.name} is read by one process, and cannot be divided",
+                hint="num_workers=0",
+            )
+        if self._is_index_found and _worker() is None:
+            raise ConfigError(
+                "nodes that share a data set must all read it by an index, or all without one",
+                hint='ps.huggingface.dataset(pipeline, index="require"), or index="stream"',
+            )
+        number, count = self._readers
+        return self._with(_readers=(number + count * index, count * num_shards), _expects_epoch=False)
+
+    def reshard_data_sources(self) -> Self:
+        """Return the same: it can be divided into any number of readers."""
+        return self
+
+    def _with(self, **changes: Any) -> Self:
+        made = copy.copy(self)
+        made.__dict__.update(changes, _state_dict=None)
+        return made
+
+    # ── iterating ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        # The loader's state is a string, because the library copies the whole state for each one that it gives out.
+        self._state_dict = {"loader": None, "batches": 0, "row": 0, "finished": False, "readers": list(self._readers)}
+        return self._state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Continue after the example that was the last one when `state_dict` was saved; iterating checks it.
+
+        A worker's state is also loaded into the source that has not been divided among the workers yet.
+        """
+        self._state_dict = dict(state_dict)
+        return self._state_dict
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        if not {"loader", "batches", "row", "finished", "readers"} <= set(state):
+            raise ConfigError(f"{state!r:.80} is not the state of a pipeline")
+        if list(state["readers"]) != list(self._readers):
+            raise ConfigError(
+                f"the state is that of reader {state['readers']}, and this is {list(self._readers)} (number, count)",
+                hint="resume with the same number of nodes and workers",
+            )
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Iterate over keys and samples.
+
+        Raises:
+            ConfigError: The state that was loaded is of another source, or of another number of readers.
+        """
+        state: dict[str, Any] = self._state_dict if self._state_dict is not None else self._init_state_dict()
+        self._check_state(state)
+        if state["finished"]:
+            return
+        with self._loader(state["loader"]) as loader:
+            for batch, before in self._own_batches(loader, state):
+                state["loader"] = before
+                columns = {name: _rows(values) for name, values in batch.items()}
+                rows_count = len(next(iter(columns.values())))
+                for row in range(state["row"], rows_count):
+                    state["row"] = row + 1
+                    yield f"{state['batches']}_{row}", {name: rows[row] for name, rows in columns.items()}
+                state["row"] = 0
+        state["finished"] = True
+
+    def _own_batches(self, loader: Loader, state: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+        """Iterate over this reader's batches, with the loader's state before each, and count the batches in `state`."""
+        number, count = self._readers
+        strided = self._is_strided
+        batches, before = iter(loader), json.dumps(loader.state_dict())
+        is_first = True
+        for batch in batches:
+            if not is_first:
+                state["batches"] += 1
+            is_first = False
+            if strided or state["batches"] % count == number:
+                yield batch, before
+            before = json.dumps(loader.state_dict())
+
+    @property
+    def _is_strided(self) -> bool:
+        """Whether the loader leaves out the batches of other readers; if samples may be dropped, it cannot number them."""
+        return not (self._options.get("processes") or may_drop(self._pipeline) or rebatches(self._pipeline))
+
+    def _loader(self, saved: str | None) -> Loader:
+        options, state = dict(self._options), None if saved is None else json.loads(saved)
+        worker = _worker()
+        if worker is not None:
+            share_machine(worker.num_workers)
+            options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.num_workers))
+        index = self._index
+        if state is not None and state["mode"]:  # an index that was made since then would be another order
+            index = "require" if state["mode"] == "index" else "stream"
+        loader = Loader(
+            self._pipeline,
+            rank=0,
+            world_size=1,
+            stride=self._readers if self._is_strided else (0, 1),
+            index=index,
+            **options,
+        )
+        if state is None:
+            loader.restart(epoch=self._epoch)
+        else:
+            loader.load_state_dict(state)
+        return loader
+
+
+def _rows(values: Any) -> Any:
+    """The rows of a column: plain Python values of numbers, views of arrays, and what is in a list."""
+    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+
+
+def _worker() -> Any:
+    """What PyTorch says of the DataLoader worker that this process is; None if it is none."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.utils.data.get_worker_info()

@@ -1,7 +1,8 @@
 """Moving objects between stores and files: see README.md in this folder."""
 
-from penstock.transfer.download import ETAG_ATTRIBUTE, Download, is_downloaded
+from penstock.transfer.download import ETAG_ATTRIBUTE, Decoder, Download, FileReceiver, is_downloaded
 from penstock.transfer.moving import (
+    RaisingListener,
     Receiver,
     TransferItem,
     TransferListener,
@@ -9,13 +10,13 @@ from penstock.transfer.moving import (
     copy_inside,
     stream,
 )
-from penstock.transfer.receiving import Decoder, FileReceiver
 
 __all__ = [
     "ETAG_ATTRIBUTE",
     "Decoder",
     "Download",
     "FileReceiver",
+    "RaisingListener",
     "Receiver",
     "TransferItem",
     "TransferListener",

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from penstock import compose
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectExistsError, ObjectMissingError
 from penstock.store.local import LocalStore
 from penstock.system.tracebacks import boundary
-from penstock.transfer.download import is_downloaded
+from penstock.transfer.download import FileReceiver, is_downloaded
 from penstock.transfer.moving import TransferItem, copy_between, stream
-from penstock.transfer.receiving import FileReceiver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from penstock.store.base import Store
@@ -72,20 +72,22 @@ def upload_directory(
 
     Cost: A listing of the target, and one upload per file, up to 32 small ones at a time.
     """
-    with LocalStore(_local("path", path)) as source, _StoreDirectory.open(url, **options) as target:
-        _refuse_overlap(source.root, target)
+    local, (target, prefix) = _local("path", path), _connected(url, options)
+    with LocalStore(local) as source, target:
+        _refuse_overlap(source.root, url)
         _refuse_others(source.root)
-        found = _DirectoryListing.of(source, "")
-        if not found.keys:
+        found = _listed(source, "")
+        if not found:
             what = "there is no such directory, or it is empty"
             raise ObjectMissingError(what, hint="check the path", url=source.describe(""))
-        extra = _DirectoryListing.of(target.store, target.prefix).less(found)
-        _refuse_extra(extra, target.store.describe(target.prefix), delete=delete)
-        target.store.delete(target.prefix + name for name in found.last)
-        items = {name: TransferItem(info, target.prefix + name, None) for name, info in found.keys.items()}
-        _upload(source, target.store, [items[name] for name in found.first], listener)
-        target.store.delete(target.prefix + name for name in extra.keys)
-        _upload(source, target.store, [items[name] for name in found.last], listener)
+        extra = sorted(_listed(target, prefix).keys() - found)
+        _refuse_extra(extra, target.describe(prefix), delete=delete)
+        first, last = _in_order(found)
+        target.delete(prefix + name for name in last)
+        items = {name: TransferItem(info, prefix + name, None) for name, info in found.items()}
+        _upload(source, target, [items[name] for name in first], listener)
+        target.delete(prefix + name for name in extra)
+        _upload(source, target, [items[name] for name in last], listener)
 
 
 @boundary
@@ -119,80 +121,49 @@ def download_directory(
 
     Cost: A listing, and parallel requests of 8 MiB, within the byte budget.
     """
-    with LocalStore(_local("path", path)) as target, _StoreDirectory.open(url, **options) as source:
-        _refuse_overlap(target.root, source)
-        found = _DirectoryListing.of(source.store, source.prefix)
-        if not found.keys:
-            raise ObjectMissingError("there are no objects below this URL", url=source.store.describe(source.prefix))
-        items = {name: TransferItem(info, info.key, target.path(name)) for name, info in found.keys.items()}
-        extra = _DirectoryListing.of(target, "").less(found)
+    local, (source, prefix) = _local("path", path), _connected(url, options)
+    with LocalStore(local) as target, source:
+        _refuse_overlap(target.root, url)
+        found = _listed(source, prefix)
+        if not found:
+            raise ObjectMissingError("there are no objects below this URL", url=source.describe(prefix))
+        items = {name: TransferItem(info, info.key, target.path(name)) for name, info in found.items()}
+        extra = sorted(_listed(target, "").keys() - found)
         _refuse_extra(extra, target.describe(""), delete=delete)
+        first, last = _in_order(found)
         due = {name for name, item in items.items() if item.path and not is_downloaded(item.path, item.info)}
-        if due or extra.keys:
-            target.delete(found.last)
-            due.update(found.last)
-        _download(source.store, [items[name] for name in found.first if name in due], listener)
-        target.delete(extra.keys)
-        _download(source.store, [items[name] for name in found.last if name in due], listener)
+        if due or extra:
+            target.delete(last)
+            due.update(last)
+        _download(source, [items[name] for name in first if name in due], listener)
+        target.delete(extra)
+        _download(source, [items[name] for name in last if name in due], listener)
 
 
-class _StoreDirectory:
-    """A prefix of a store; a context manager that closes the store."""
+def _connected(url: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[Store, Key]:
+    """Connect to the store of `url`, and return it with the prefix of the directory in it.
 
-    def __init__(self, url: str, store: Store, prefix: Key) -> None:
-        self.url = url
-        self.store = store
-        self.prefix = prefix
-
-    @classmethod
-    def open(cls, url: str | os.PathLike[str], **options: Any) -> _StoreDirectory:
-        """Connect to the store of `url`.
-
-        Raises:
-            ConfigError: The URL is empty, or an option is not valid.
-        """
-        text = _named("url", url)
-        root, prefix = compose.split(text if text.endswith("/") else f"{text}/")
-        return cls(text, compose.connect(root, **options), prefix)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.store.close()
-
-
-class _DirectoryListing(NamedTuple):
-    """The files of a directory, or the objects below a prefix.
-
-    Attributes:
-        keys: Listed record of each file, by its name relative to the directory.
+    Raises:
+        ConfigError: The URL is empty, or an option is not valid.
     """
+    text = _named("url", url)
+    root, prefix = compose.split(text if text.endswith("/") else f"{text}/")
+    return compose.connect(root, **options), prefix
 
-    keys: dict[str, ObjectInfo]
 
-    @classmethod
-    def of(cls, store: Store, prefix: Key) -> _DirectoryListing:
-        """List a directory; a missing one is empty, and objects that stand for folders are left out."""
-        try:
-            infos = [info for info in store.list(prefix) if info.key != prefix and not info.key.endswith("/")]
-        except DirectoryMissingError:
-            infos = []
-        return cls({info.key[len(prefix) :]: info for info in infos})
+def _listed(store: Store, prefix: Key) -> dict[str, ObjectInfo]:
+    """List a directory, by names relative to it; a missing one is empty, and objects that stand for folders are left out."""
+    try:
+        infos = [info for info in store.list(prefix) if info.key != prefix and not info.key.endswith("/")]
+    except DirectoryMissingError:
+        infos = []
+    return {info.key[len(prefix) :]: info for info in infos}
 
-    def less(self, other: _DirectoryListing) -> _DirectoryListing:
-        """Return what is here and not in `other`."""
-        return _DirectoryListing({name: info for name, info in self.keys.items() if name not in other.keys})
 
-    @property
-    def last(self) -> list[str]:
-        """Names that are written last."""
-        return [name for name in self.keys if _is_last(name)]
-
-    @property
-    def first(self) -> list[str]:
-        """The other names."""
-        return [name for name in self.keys if not _is_last(name)]
+def _in_order(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names that are written first, and those that are written last."""
+    last = [name for name in names if any(fnmatchcase(name.rpartition("/")[2], each) for each in LAST_NAMES)]
+    return [name for name in names if name not in last], last
 
 
 def _local(name: str, value: str | os.PathLike[str]) -> Path:
@@ -216,15 +187,12 @@ def _named(name: str, value: str | os.PathLike[str]) -> str:
     return text
 
 
-def _is_last(name: str) -> bool:
-    return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in LAST_NAMES)
-
-
-def _refuse_overlap(path: Path, folder: _StoreDirectory) -> None:
+def _refuse_overlap(path: Path, url: str | os.PathLike[str]) -> None:
     """Refuse to copy a directory into itself, of which files would be removed first."""
-    if "://" in folder.url and not folder.url.startswith("file:"):
+    text = os.fspath(url)
+    if "://" in text and not text.startswith("file:"):
         return
-    one, other = path.resolve(), compose.local_path(folder.url).resolve()
+    one, other = path.resolve(), compose.local_path(text).resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise ConfigError(f"{one} and {other} overlap", hint="name separate directories")
 
@@ -239,11 +207,11 @@ def _refuse_others(folder: Path) -> None:
                 raise ConfigError(what, hint="remove it, or restore what the link names")
 
 
-def _refuse_extra(extra: _DirectoryListing, place: str, *, delete: bool) -> None:
-    if extra.keys and not delete:
-        names = ", ".join(sorted(extra.keys)[:3]) + (", ..." if len(extra.keys) > 3 else "")
+def _refuse_extra(extra: list[str], place: str, *, delete: bool) -> None:
+    if extra and not delete:
+        names = ", ".join(extra[:3]) + (", ..." if len(extra) > 3 else "")
         hint = "choose an empty place, or remove them with delete=True"
-        count = "is 1 other file" if len(extra.keys) == 1 else f"are {len(extra.keys)} other files"
+        count = "is 1 other file" if len(extra) == 1 else f"are {len(extra)} other files"
         raise ObjectExistsError(f"there {count}: {names}", hint=hint, url=place)
 
 

@@ -71,6 +71,20 @@ class TransferListener(Protocol):
         """This many more bytes arrived."""
 
 
+class RaisingListener:
+    """Raises the first failure of a transfer, and ignores its progress."""
+
+    def moved(self, item: TransferItem) -> None:
+        """Do nothing."""
+
+    def failed(self, item: TransferItem, error: Exception) -> None:
+        """Raise `error`."""
+        raise error
+
+    def progressed(self, size_bytes: int) -> None:
+        """Do nothing."""
+
+
 class Receiver(Protocol):
     """Takes the chunks of objects, in order."""
 
@@ -204,50 +218,6 @@ def _move_empty(queue: _ItemQueue, receiver: Receiver) -> Iterator[TransferItem]
         yield queue.waiting.popleft()
 
 
-class StoreReceiver:
-    """Writes objects to a store: objects of one part by parallel puts, larger ones with the store's writer."""
-
-    def __init__(self, target: Store, listener: TransferListener) -> None:
-        self._target = target
-        self._writes = _Writes(target, listener)
-        self._writer: Writer | None = None
-
-    def prepare(self, item: TransferItem) -> None:
-        """Return None: bodies are sent from memory; see ``Receiver.prepare``."""
-
-    def receive(self, item: TransferItem, chunk: Chunk) -> None:
-        """Take the next chunk; see ``Receiver.receive``."""
-        if self._writer is None and chunk.last:
-            self._writes.start(item, Put(item.key, chunk.data))
-            return
-        if self._writer is None:
-            self._writer = self._target.writer(item.key)
-        self._writer.write(chunk.data)
-        if chunk.last:
-            writer, self._writer = self._writer, None
-            writer.close()
-            self._writes.report(item, writer.info)
-
-    def receive_empty(self, item: TransferItem) -> None:
-        """Put an object of 0 bytes."""
-        self._writes.start(item, Put(item.key, b""))
-
-    def abort(self) -> None:
-        """Drop the object that is being received. Puts in flight continue; ``cancel`` ends them."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.abort()
-
-    def wait(self) -> None:
-        """Wait until all puts have ended."""
-        self._writes.wait()
-
-    def cancel(self) -> None:
-        """Cancel everything in flight."""
-        self.abort()
-        self._writes.cancel()
-
-
 class _Writes:
     """Up to ``PUTS_MAX`` writes in flight; their results are reported to the listener in the calling thread."""
 
@@ -289,6 +259,45 @@ class _Writes:
             self._listener.failed(item, completion.error)
         else:
             raise completion.error
+
+
+class StoreReceiver(_Writes):
+    """Writes objects to a store: objects of one part by parallel puts, larger ones with the store's writer."""
+
+    def __init__(self, target: Store, listener: TransferListener) -> None:
+        super().__init__(target, listener)
+        self._writer: Writer | None = None
+
+    def prepare(self, item: TransferItem) -> None:
+        """Return None: bodies are sent from memory; see ``Receiver.prepare``."""
+
+    def receive(self, item: TransferItem, chunk: Chunk) -> None:
+        """Take the next chunk; see ``Receiver.receive``."""
+        if self._writer is None and chunk.last:
+            self.start(item, Put(item.key, chunk.data))
+            return
+        if self._writer is None:
+            self._writer = self._target.writer(item.key)
+        self._writer.write(chunk.data)
+        if chunk.last:
+            writer, self._writer = self._writer, None
+            writer.close()
+            self.report(item, writer.info)
+
+    def receive_empty(self, item: TransferItem) -> None:
+        """Put an object of 0 bytes."""
+        self.start(item, Put(item.key, b""))
+
+    def abort(self) -> None:
+        """Drop the object that is being received. Puts in flight continue; ``cancel`` ends them."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abort()
+
+    def cancel(self) -> None:
+        """Cancel everything in flight."""
+        self.abort()
+        super().cancel()
 
 
 def copy_between(source: Store, target: Store, items: Iterator[TransferItem], listener: TransferListener) -> None:

@@ -1,8 +1,7 @@
 """``s3://`` for the WebDataset library: importing this package registers it. No other part of penstock imports WebDataset."""
 
 try:
-    from penstock.webdataset.opening import open_url, url_opener
-    from penstock.webdataset.registration import register
+    from penstock.webdataset.opening import open_url, register, url_opener
 except ModuleNotFoundError as error:
     if error.name != "webdataset":
         raise

@@ -1,4 +1,4 @@
-"""What WebDataset calls to open URLs: the handler of a scheme, and the two stages that open a sequence of shards.
+"""What WebDataset calls to open URLs: the handler of a scheme, the two stages that open a sequence of shards, and uploads.
 
 A handler of ``gopen`` receives one URL at a time, and cannot know which one follows. The stages receive the iterator of
 URLs, so they can read ahead past the end of a shard; for URLs of other schemes they call WebDataset's own stages.
@@ -6,6 +6,7 @@ URLs, so they can read ahead past the end of a shard; for URLs of other schemes 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,15 @@ import webdataset
 
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
+from penstock.store.writing import Writer
 from penstock.system.tracebacks import boundary
-from penstock.webdataset.stores import default_stores
-from penstock.webdataset.streams import Place, ShardStreams
-from penstock.webdataset.writing import ShardUpload
+from penstock.webdataset.streams import Place, ShardStores, ShardStreams, default_stores, set_default_stores
 
 if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
 
-    from penstock.webdataset.stores import ShardStores
 
 gopen = importlib.import_module("webdataset.gopen")  # the package's attribute of this name is a function
 THEIR_URL_OPENER = webdataset.tariterators.url_opener
@@ -49,7 +49,7 @@ def open_url(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
         return ShardUpload(*stores.locate(url))
     if mode != "rb":
         raise ConfigError(f"mode {mode!r} must be 'rb' or 'wb'")
-    streams = ShardStreams((url,), locate=lambda one: Place(*stores.locate(one)))
+    streams = ShardStreams((url,), locate=stores.locate)
     next(streams)
     stream = streams.open()
     assert stream is not None
@@ -168,4 +168,85 @@ def _place(url: str, stores: ShardStores) -> Place | None:
     rewritten = gopen.rewrite_url(url)
     if gopen.gopen_schemes.get(rewritten.partition("://")[0]) is not open_url:
         return None
-    return Place(*stores.locate(rewritten))
+    return stores.locate(rewritten)
+
+
+SCHEMES = ("s3", "penstock+s3")
+
+
+@boundary
+def register(**options: Any) -> None:
+    """Have WebDataset open ``s3://`` and ``penstock+s3://`` with penstock, for reading and writing.
+
+    Importing ``penstock.webdataset`` calls this without options. Calling it again replaces the options for data sets that
+    are made afterwards.
+
+    Args:
+        **options: Options of ``penstock.connect``, such as ``cache=``, ``endpoint_url=`` and ``credentials=``.
+
+    Raises:
+        ConfigError: An option does not exist.
+    """
+    set_default_stores(ShardStores(**options))
+    gopen.gopen_schemes.update(dict.fromkeys(SCHEMES, open_url))
+    webdataset.cache.StreamingOpen = ShardOpener
+    webdataset.tariterators.url_opener = url_opener
+    abort_on_exceptions(webdataset.writer)
+
+
+class ShardUpload(Writer):
+    """A file object that writes one shard.
+
+    WebDataset's writers close their stream whenever their ``with`` block ends, also if an exception ends it; a file then keeps
+    the samples written so far. An object would appear that looks like a whole shard. ``abort_on_exceptions`` therefore has
+    the writers drop uploads first; what they write while they close is dropped, too.
+
+    Args:
+        store: The store.
+        key: Key of the shard.
+    """
+
+    _is_dropped = False
+
+    def write(self, data: Any, /) -> int:
+        """Take all of `data`; drop it if the upload was dropped.
+
+        Raises:
+            StoreError: An earlier part failed; nothing becomes visible.
+        """
+        return memoryview(data).nbytes if self._is_dropped else super().write(data)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.drop()
+        self.close()
+
+    def drop(self) -> None:
+        """Drop what was sent, and everything that is still written."""
+        self._is_dropped = True
+        self.abort()
+
+
+def abort_on_exceptions(writers: ModuleType) -> None:
+    """Have WebDataset's ``TarWriter`` and ``ShardWriter`` abort uploads if an exception ends their ``with`` block.
+
+    Args:
+        writers: The module ``webdataset.writer``.
+    """
+    for kind in (writers.TarWriter, writers.ShardWriter):
+        if not hasattr(kind.__exit__, "__wrapped__"):
+            kind.__exit__ = _aborting(kind.__exit__)
+
+
+def _aborting(leave: Any) -> Any:
+    @functools.wraps(leave)
+    def leave_aborted(self: Any, *error: Any) -> Any:
+        if error and error[0] is not None:
+            tar = getattr(self, "tarstream", None) if hasattr(self, "pattern") else self  # a ``ShardWriter`` has one
+            stream = getattr(tar, "stream", None)
+            if isinstance(stream, ShardUpload):
+                stream.drop()
+                self.post = None  # a ``ShardWriter`` would call it for the shard that does not exist
+        return leave(self, *error)
+
+    return leave_aborted

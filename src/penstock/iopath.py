@@ -1,4 +1,4 @@
-"""A ``PathHandler`` for ``s3://``."""
+"""The interface to iopath: a ``PathHandler`` for ``s3://``. No other part of penstock imports iopath."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.store.file import ObjectText
 from penstock.store.inflight import perform
 from penstock.store.local import LocalStore
 from penstock.system.tracebacks import boundary
-from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
+from penstock.transfer import FileReceiver, RaisingListener, TransferItem, copy_between, is_downloaded, stream
 from penstock.types import ListPage, ObjectInfo
 
 try:
@@ -33,20 +33,6 @@ _PREFIX = "s3://"
 _FOLDER = "penstock_s3"
 
 log = logging.getLogger("penstock.iopath")
-
-
-class RaisingListener:
-    """Raises the first failure of a transfer."""
-
-    def moved(self, item: TransferItem) -> None:
-        """Do nothing: iopath asks for no progress."""
-
-    def failed(self, item: TransferItem, error: Exception) -> None:
-        """Raise `error`."""
-        raise error
-
-    def progressed(self, size_bytes: int) -> None:
-        """Do nothing: iopath asks for no progress."""
 
 
 @boundary
@@ -145,10 +131,7 @@ class PenstockPathHandler(PathHandler):  # type: ignore[misc]  # iopath has no t
         if source is target:
             source.copy(key, copy)
             return True
-        info = source.stat(key)
-        with target.writer(copy) as output:
-            for chunk in source.read_parts([key]) if info.size_bytes else ():
-                output.write(chunk.data)
+        copy_between(source, target, iter([TransferItem(source.stat(key), copy, None)]), RaisingListener())
         return True
 
     def _refuses(self, path: str, *, overwrite: bool) -> bool:
