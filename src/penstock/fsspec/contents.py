@@ -6,31 +6,30 @@ than a coroutine on another thread.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import check_names
-from penstock.errors import ConfigError, ObjectExistsError, SpanError
+from penstock.errors import ConfigError, ObjectExistsError, SpanError, StoreError
 from penstock.fetch import PlanItem
-from penstock.fsspec.bulk import pipe_files, read_ranges, read_streamed, slice_of
-from penstock.fsspec.files import (
-    PART_BYTES_MIN,
-    FsspecReader,
-    FsspecUncachedReader,
-    FsspecWriter,
-    compressed,
-)
-from penstock.fsspec.listing import ListingFileSystem
+from penstock.fsspec.files import PART_BYTES_MIN, FsspecReader, FsspecUncachedReader, FsspecWriter, compressed
+from penstock.fsspec.listing import REQUESTS_MAX, ListingFileSystem, stat_many
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
 from penstock.store.file import ObjectText
+from penstock.memory.buffers import byte_view
+from penstock.store.file import ObjectReader
+from penstock.store.inflight import perform_many
+from penstock.store.file import ObjectText
 from penstock.system.tracebacks import boundary
-from penstock.types import ByteRange
+from penstock.types import ByteRange, ObjectInfo, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from penstock.fsspec.entries import Entry
+    from penstock.fsspec.listing import Entry
+    from penstock.fsspec.stores import StorePath
     from penstock.store.base import Store
-    from penstock.types import Buffer
+    from penstock.types import Buffer, Key
 
 
 @boundary
@@ -283,3 +282,131 @@ def _raise_first(answers: Iterable[Any], on_error: str) -> None:
     failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
     if on_error == "raise" and failure is not None:
         raise failure
+
+
+PUT_BYTES_MAX = 16 << 20
+"""Largest object that one put writes; larger ones are sent in parts, one object at a time."""
+
+
+def read_ranges(
+    files: ListingFileSystem, requests: Sequence[tuple[str, int | None, int | None]]
+) -> list[bytes | Exception]:
+    """Read ranges of any objects.
+
+    Args:
+        files: The file system.
+        requests: Path, start and end of each range; negative numbers count from the end of the object, and None is its
+            beginning or end.
+
+    Returns:
+        For each range its bytes, or the ``StoreError`` that reading it failed with.
+    """
+    answers: list[bytes | Exception] = [b""] * len(requests)
+    infos = _infos_needed(files, requests, answers)
+    wanted: dict[str, list[tuple[int, PlanItem]]] = defaultdict(list)
+    where: StorePath | None = None
+    before = None
+    for index, (path, start, end) in enumerate(requests):
+        if isinstance(answers[index], Exception):
+            continue
+        if path is not before or where is None:
+            where, before = files.locate(path), path
+        item = PlanItem(where.key)
+        if (info := infos.get(path)) is not None:
+            item = slice_of(info, where.key, start, end)
+        elif end is not None:
+            item = PlanItem(where.key, ByteRange(start or 0, end))
+        if item.span is None or item.span.end > item.span.start:
+            wanted[where.url].append((index, item))
+    for url, items in wanted.items():
+        for number, answer in read_each(files.store(url), (item for _, item in items)):
+            answers[items[number][0]] = answer
+    return answers
+
+
+def slice_of(info: ObjectInfo, key: Key, start: int | None, end: int | None) -> PlanItem:
+    """Return the range of an object that a slice means, in the version whose size it was counted by."""
+    span = ByteRange(*slice(start, end).indices(info.size_bytes)[:2])
+    return PlanItem(key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+
+
+def _infos_needed(
+    files: ListingFileSystem, requests: Sequence[tuple[str, int | None, int | None]], answers: list[bytes | Exception]
+) -> dict[str, ObjectInfo]:
+    """Ask for the sizes of the objects of which a range cannot be requested without; errors go to `answers`."""
+    needed: dict[str, list[int]] = defaultdict(list)
+    for index, (path, start, end) in enumerate(requests):
+        if (start or 0) < 0 or (end or 0) < 0 or (start and end is None):
+            needed[path].append(index)
+    infos: dict[str, ObjectInfo] = {}
+    for path, info in stat_many(files, needed).items():
+        if isinstance(info, ObjectInfo):
+            infos[path] = info
+        else:
+            for index in needed[path]:
+                answers[index] = info
+    return infos
+
+
+def read_each(store: Store, items: Iterator[PlanItem]) -> Iterator[tuple[int, bytes | Exception]]:
+    """Read ranges of objects together, and yield the number of each with its bytes or its error, as they arrive.
+
+    A range past the end of its object is empty, or ends there.
+    """
+    asked: list[PlanItem] = []
+    answered: set[int] = set()
+
+    def noted() -> Iterator[PlanItem]:
+        for item in items:
+            asked.append(item)
+            yield item
+
+    try:
+        for answer in store.try_read_many(noted(), ordered=False):
+            number = answer.request_index
+            assert number is not None
+            answered.add(number)
+            if isinstance(answer, SpanError) and asked[number].span is not None:
+                yield number, b""
+            else:
+                yield number, answer if isinstance(answer, StoreError) else bytes(answer.data)
+    except ConfigError:  # one is too long to be held whole by the engine, or its key is not valid
+        asked.extend(items)
+        for number, item in enumerate(asked):
+            if number not in answered:
+                try:
+                    yield number, read_streamed(store, item)
+                except (StoreError, ConfigError) as error:
+                    yield number, error
+
+
+def read_streamed(store: Store, item: PlanItem) -> bytes:
+    """Return one range of an object of any size; parts are fetched in parallel, straight into the result."""
+    with ObjectReader(store, item.key, etag=item.etag) as reader:
+        if item.span is None:
+            return reader.read()
+        reader.seek(item.span.start)
+        return reader.read(item.span.length_bytes)
+
+
+def pipe_files(files: ListingFileSystem, contents: Mapping[str, Buffer]) -> None:
+    """Write objects from memory, 64 small ones at a time.
+
+    Raises:
+        StoreError: An object could not be written; others may be there.
+    """
+    small: dict[str, list[tuple[str, Buffer]]] = defaultdict(list)
+    large: list[tuple[str, str, Buffer]] = []
+    for path, data in contents.items():
+        where, view = files.locate(path), byte_view(data)
+        if len(view) <= PUT_BYTES_MAX:
+            small[where.url].append((where.key, view))
+        else:
+            large.append((where.url, where.key, view))
+    for url, items in small.items():
+        for _ in perform_many(
+            files.store(url), ((key, Put(key, data)) for key, data in items), requests_max=REQUESTS_MAX
+        ):
+            pass
+    for url, key, data in large:
+        files.store(url).write(key, data)

@@ -1,21 +1,218 @@
 """``PenstockFileSystem``: stores as an fsspec file system, and its registration.
 
-The synchronous methods come from the layers below: ``moving.py``, ``contents.py``, ``listing.py`` and ``stores.py``.
+The synchronous methods come from the layers below: ``moving.py``, ``contents.py``, ``listing.py`` and ``stores.py``. Here are
+the coroutines, which leave the caller's event loop free. Each runs the synchronous method of its name on a thread of a small
+pool; the engine does the reading and writing, many requests at a time, so a thread only waits. Reads of single objects and
+ranges are the exception: libraries such as Zarr ask for thousands at once. Those that come in one turn of the event loop become
+one ``read_many``, which reads neighbours together.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fsspec import register_implementation
 
 from penstock.config import check_names
 from penstock.errors import ConfigError
-from penstock.fsspec.asynchronous import AsyncFile, ReadBatches, as_coroutine, in_thread
+from penstock.fetch import PlanItem
+from penstock.fsspec.contents import read_each
 from penstock.fsspec.moving import MovingFileSystem
 from penstock.fsspec.options import OPEN_NAMES
+from penstock.store.threaded import Pool
 from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from penstock.store.base import Store
+
+
+THREADS_MAX = 32
+"""Coroutines of this process that wait for the engine at the same time; more of them queue."""
+
+
+_pool = Pool(threads_max=THREADS_MAX, name="fsspec-async")
+
+
+class ThreadedCall:
+    """A call that a thread of the pool makes for an event loop.
+
+    Args:
+        call: The function, without arguments.
+        future: Gets the result, in the loop that it belongs to.
+    """
+
+    def __init__(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        self._call = call
+        self._future = future
+
+    def run(self) -> None:
+        """Make the call, unless it was cancelled before it began."""
+        if self._future.cancelled():
+            return
+        try:
+            result, error = self._call(), None
+        except BaseException as caught:  # whatever it is, the coroutine has to hear of it
+            result, error = None, caught
+        with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+            self._future.get_loop().call_soon_threadsafe(_settle, self._future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration):  # a future cannot hold it
+        future.set_exception(RuntimeError(str(error)))
+    else:
+        future.set_exception(error)
+
+
+async def in_thread(call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+    """Call a function on a thread of the pool, and wait for its result without blocking the event loop.
+
+    If the coroutine is cancelled, a call that has begun goes on to its end, and its result is dropped.
+    """
+    future = asyncio.get_running_loop().create_future()
+    _pool.put(ThreadedCall(partial(call, *arguments, **options), future))
+    return await future
+
+
+def as_coroutine(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return the coroutine method that runs the method `name` on a thread."""
+
+    async def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        return await in_thread(getattr(self, name), *arguments, **options)
+
+    method.__name__ = method.__qualname__ = f"_{name}"
+    method.__doc__ = f"Do what ``{name}`` does, without blocking the event loop."
+    return method
+
+
+class ReadBatches:
+    """Collects the reads that coroutines ask for in one turn of an event loop, and has them made together."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], _ReadBatch] = {}
+
+    async def read(self, store: Store, key: str, span: ByteRange | None) -> bytes:
+        """Read an object, or a range of it; a range past the end of the object is empty, or ends there.
+
+        Raises:
+            StoreError: The read failed.
+        """
+        loop = asyncio.get_running_loop()
+        batch = self._waiting.get((loop, id(store)))
+        if batch is None:
+            batch = self._waiting[loop, id(store)] = _ReadBatch(store, loop)
+            loop.call_soon(self._send, batch)
+        return await batch.add(key, span)
+
+    def _send(self, batch: _ReadBatch) -> None:
+        del self._waiting[batch.loop, id(batch.store)]
+        _pool.put(batch)
+
+
+class _ReadBatch:
+    """Reads of one store for one event loop; a thread of the pool makes them."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self.store = store
+        self.loop = loop
+        self._reads: list[tuple[PlanItem, asyncio.Future[bytes]]] = []
+        self._answers: deque[tuple[asyncio.Future[bytes], bytes, BaseException | None]] = deque()
+
+    def add(self, key: str, span: ByteRange | None) -> asyncio.Future[bytes]:
+        """Add a read; called in the event loop."""
+        future = self.loop.create_future()
+        self._reads.append((PlanItem(key, span), future))
+        return future
+
+    def run(self) -> None:
+        """Make the reads that were not cancelled, on a thread of the pool."""
+        futures: list[asyncio.Future[bytes]] = []
+
+        def items() -> Iterator[PlanItem]:
+            for item, future in self._reads:
+                if not future.cancelled():
+                    futures.append(future)
+                    yield item
+
+        with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+            try:
+                for number, answer in read_each(self.store, items()):
+                    self._answer(futures[number], answer)
+            except BaseException as error:  # whatever it is, the coroutines have to hear of it
+                for _, future in self._reads:
+                    self._answer(future, error)
+
+    def _answer(self, future: asyncio.Future[bytes], answer: bytes | BaseException) -> None:
+        """Hand an answer to the event loop, which is woken once for all answers that it has not taken yet."""
+        self._answers.append((future, answer, None) if isinstance(answer, bytes) else (future, b"", answer))
+        if len(self._answers) == 1:
+            self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._answers:
+            _settle(*self._answers[0])
+            self._answers.popleft()
+
+
+class AsyncFile:
+    """A file whose methods are coroutines: ``await fs.open_async(path)`` returns it.
+
+    Args:
+        file: The file that does the work, on a thread at a time.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes; of one that is being written, what was written so far."""
+        return int(self._file.size)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return bool(self._file.closed)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to another position, and return it; this asks for nothing."""
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """Return the position."""
+        return int(self._file.tell())
+
+    async def read(self, length: int | None = -1) -> bytes:
+        """Read at most `length` bytes; all the rest if it is negative or None."""
+        return bytes(await in_thread(self._file.read, length))
+
+    async def write(self, data: Any) -> int:
+        """Take all of `data`."""
+        return int(await in_thread(self._file.write, data))
+
+    async def close(self) -> None:
+        """Close the file, which makes a written object visible."""
+        await in_thread(self._file.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and hasattr(self._file, "abort"):
+            await in_thread(self._file.abort)
+        else:
+            await self.close()
 
 
 @boundary
@@ -59,36 +256,13 @@ class PenstockFileSystem(MovingFileSystem):
             return b""
         return await self._batches.read(store, where.key, span)
 
-    _ls = as_coroutine("ls")
-    _info = as_coroutine("info")
-    _exists = as_coroutine("exists")
-    _isdir = as_coroutine("isdir")
-    _isfile = as_coroutine("isfile")
-    _find = as_coroutine("find")
-    _glob = as_coroutine("glob")
-    _du = as_coroutine("du")
-    _size = as_coroutine("size")
-    _sizes = as_coroutine("sizes")
-    _expand_path = as_coroutine("expand_path")
-    _checksum = as_coroutine("checksum")
-    _url = as_coroutine("url")
-    _cat = as_coroutine("cat")
-    _cat_ranges = as_coroutine("cat_ranges")
-    _get = as_coroutine("get")
-    _get_file = as_coroutine("get_file")
-    _pipe = as_coroutine("pipe")
-    _pipe_file = as_coroutine("pipe_file")
-    _put = as_coroutine("put")
-    _put_file = as_coroutine("put_file")
-    _copy = as_coroutine("copy")
-    _cp_file = as_coroutine("cp_file")
-    _rm = as_coroutine("rm")
-    _rm_file = as_coroutine("rm_file")
-    _mv_file = as_coroutine("mv_file")
-    _touch = as_coroutine("touch")
-    _mkdir = as_coroutine("mkdir")
-    _makedirs = as_coroutine("makedirs")
-    _rmdir = as_coroutine("rmdir")
+
+_COROUTINES = (
+    "ls info exists isdir isfile find glob du size sizes expand_path checksum url cat cat_ranges get get_file pipe pipe_file "
+    "put put_file copy cp_file rm rm_file mv_file touch mkdir makedirs rmdir"
+)
+for _name in _COROUTINES.split():
+    setattr(PenstockFileSystem, f"_{_name}", as_coroutine(_name))
 
 
 class PenstockS3FileSystem(PenstockFileSystem):

@@ -1,35 +1,36 @@
-"""``MovingFileSystem``: downloads, uploads, copies and removals."""
+"""``MovingFileSystem``: downloads, uploads, copies and removals, many at a time.
+
+fsspec's own algorithms decide what is copied to what: its rules for globs, trailing slashes and directories that exist are the
+contract of a file system. ``Pairs`` takes the file system's place there and notes the pairs, which then move at once.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.spec import AbstractFileSystem
 
 from penstock.config import check_names
-from penstock.errors import ObjectExistsError, ObjectMissingError
-from penstock.fsspec.bulk import (
-    CallbackListener,
-    Pairs,
-    SingleListener,
-    copy_files,
-    delete_paths,
-    get_files,
-    put_files,
-)
+from penstock.errors import ConfigError, ObjectExistsError, ObjectMissingError, StoreError
 from penstock.fsspec.contents import ContentsFileSystem
-from penstock.fsspec.entries import MARKER, keys_to_remove
+from penstock.fsspec.listing import MARKER, any_below, keys_to_remove, stat_many
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
+from penstock.store.base import has_dot_segment
+from penstock.store.local import LocalStore
 from penstock.system.tracebacks import boundary
-from penstock.transfer import TransferItem
+from penstock.transfer import FileReceiver, RaisingListener, TransferItem, copy_between, copy_inside, stream
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from penstock.fsspec.bulk import Pair
+    from penstock.fsspec.listing import Entry, ListingFileSystem
+    from penstock.types import Key
 
 
 @boundary
@@ -70,9 +71,11 @@ class MovingFileSystem(ContentsFileSystem):
         output = lpath if hasattr(lpath, "write") else outfile
         if output is None:
             pairs: list[Pair] = [(self.stripped(rpath), os.fspath(lpath))]
-            size = self._size_of_file(rpath, lpath)
-            if size is not None:
-                get_files(self, pairs, {}, SingleListener(callback, count=size))
+            entry = self.info(rpath)
+            if entry["type"] == "directory":
+                os.makedirs(lpath, exist_ok=True)  # noqa: PTH103 - fsspec passes strings
+            else:
+                get_files(self, pairs, {}, SingleListener(callback, count=entry["size"]))
             return
         store, where = self._place(rpath)
         info = store.stat(where.key)
@@ -80,14 +83,6 @@ class MovingFileSystem(ContentsFileSystem):
         for chunk in store.read_parts([(where.key, None)] if info.size_bytes else []):
             output.write(chunk.data)
             callback.relative_update(len(chunk.data))
-
-    def _size_of_file(self, path: Any, target: Any) -> int | None:
-        """Return the size of an object; a directory becomes a directory, and has none."""
-        entry = self.info(path)
-        if entry["type"] == "directory":
-            os.makedirs(target, exist_ok=True)  # noqa: PTH103 - fsspec passes strings
-            return None
-        return int(entry["size"])
 
     def put(
         self,
@@ -282,3 +277,213 @@ class MovingFileSystem(ContentsFileSystem):
             raise ObjectExistsError(f"{self.stripped(path)} is not empty", hint="rm(path, recursive=True)")
         store.delete(where.folder)
         self.invalidate_cache(path)
+
+
+Pair: TypeAlias = tuple[str, str]
+
+
+class Pairs:
+    """Takes the place of the file system in fsspec's ``get``, ``put`` and ``copy``, and notes the pairs of paths.
+
+    Args:
+        files: The file system.
+
+    Attributes:
+        found: Entries of the sources by path, and None for a path that was not listed.
+        pairs: Pairs of source and target.
+    """
+
+    def __init__(self, files: ListingFileSystem) -> None:
+        self._files = files
+        self._strip_protocol = files.stripped
+        self.found: dict[str, Entry | None] = {}
+        self.pairs: list[Pair] = []
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any) -> list[str]:
+        """Return the paths that a pattern or a directory stands for, and keep what the listing says of them."""
+        self.found = self._files.expand(path, recursive=recursive, depth_max=maxdepth)
+        return sorted(self.found)
+
+    def isdir(self, path: str) -> bool:
+        """Return whether a path is a directory; what was listed is not asked for again."""
+        entry = self.found.get(self._strip_protocol(path))
+        return entry["type"] == "directory" if entry is not None else bool(self._files.isdir(path))
+
+    def note(self, source: Any, target: Any, **_: Any) -> None:
+        """Note a pair."""
+        self.pairs.append((os.fspath(source), os.fspath(target)))
+
+    get_file = put_file = cp_file = note
+
+    def planned(self, verb: str, source: Any, target: Any, *, recursive: bool, depth_max: int | None) -> list[Pair]:
+        """Return what fsspec's algorithm `verb` would copy, file by file."""
+        source, target = (os.fspath(one) if isinstance(one, os.PathLike) else one for one in (source, target))
+        getattr(AbstractFileSystem, verb)(self, source, target, recursive=recursive, maxdepth=depth_max)
+        return self.pairs
+
+
+class CallbackListener(RaisingListener):
+    """Tells an fsspec callback what was moved; the first failure ends the transfer.
+
+    Args:
+        callback: fsspec's callback.
+        count: Number of files.
+        ignores_missing: Whether sources that are missing by now are left out.
+    """
+
+    def __init__(self, callback: Any, *, count: int, ignores_missing: bool = False) -> None:
+        self._callback = callback
+        self._ignores_missing = ignores_missing
+        callback.set_size(count)
+
+    def moved(self, item: TransferItem) -> None:
+        """Count a file, and tell the callback for this file that it is complete."""
+        with self._callback.branched(item.info.key, str(item.path or item.key)) as child:
+            child.set_size(item.info.size_bytes)
+            child.relative_update(item.info.size_bytes)
+        self._callback.relative_update(1)
+
+    def failed(self, item: TransferItem, error: Exception) -> None:
+        """Raise `error`, unless a missing source is to be left out."""
+        if self._ignores_missing and isinstance(error, ObjectMissingError):
+            self._callback.relative_update(1)
+            return
+        raise error
+
+    def skipped(self, count: int) -> None:
+        """Count directories, of which there is nothing to move."""
+        if count:
+            self._callback.relative_update(count)
+
+
+class SingleListener(CallbackListener):
+    """Tells an fsspec callback how much of one file has arrived."""
+
+    def moved(self, item: TransferItem) -> None:
+        """Do nothing: the callback has heard of every byte."""
+
+    def progressed(self, size_bytes: int) -> None:
+        """Count bytes."""
+        self._callback.relative_update(size_bytes)
+
+    def skipped(self, count: int) -> None:
+        """Do nothing: a directory has no bytes."""
+
+
+def _sources(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None]
+) -> tuple[list[Any], list[str]]:
+    """Return (source, its info, target) for each file among the pairs, and the targets of the directories."""
+    unknown = [source for source, _ in pairs if found.get(source) is None]
+    stated = stat_many(files, unknown)
+    moving, directories = [], []
+    for source, target in pairs:
+        where, entry, answer = files.locate(source), found.get(source), stated.get(source)
+        if isinstance(answer, ObjectMissingError) and any_below(files.store(where.url), where.folder):
+            directories.append(target)
+        elif answer is not None:
+            moving.append((where, answer, target))
+        elif entry is not None and entry["type"] == "directory":
+            directories.append(target)
+        elif entry is not None:
+            moving.append((where, _info_of(entry, where.key), target))
+    return moving, directories
+
+
+def _info_of(entry: Entry, key: str) -> ObjectInfo:
+    moment = entry["LastModified"]
+    return ObjectInfo(key, entry["size"], entry["ETag"], moment.timestamp() if moment is not None else None)
+
+
+def get_files(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener
+) -> None:
+    """Write objects to files of this machine; a file appears when it is complete.
+
+    Raises:
+        ConfigError: A key has a segment ``..``, which could lead out of the target, or two keys become one file.
+        StoreError: An object could not be read; files that are complete remain.
+    """
+    moving, directories = _sources(files, pairs, found)
+    for target in directories:
+        Path(target).mkdir(parents=True, exist_ok=True)
+    listener.skipped(len(directories))
+    items: dict[str, list[TransferItem]] = defaultdict(list)
+    taken: dict[Path, Key] = {}
+    for where, info, target in moving:
+        if isinstance(info, StoreError):
+            raise info
+        if has_dot_segment(where.key):
+            raise ConfigError(f"the key {where.key!r} has a segment '.' or '..', which is no safe name of a file")
+        path = Path(target).absolute()
+        if path in taken:
+            raise ConfigError(f"the keys {taken[path]!r} and {where.key!r} would both become the file {target}")
+        taken[path] = where.key
+        items[where.url].append(TransferItem(info, where.key, path))
+    for url, wanted in items.items():
+        stream(files.store(url), iter(wanted), FileReceiver(listener), listener)
+
+
+def put_files(files: ListingFileSystem, pairs: list[Pair], listener: CallbackListener) -> None:
+    """Write files of this machine to objects, many at a time; directories become nothing.
+
+    Raises:
+        FileNotFoundError: A file does not exist; nothing was written.
+        StoreError: An object could not be written; others may be there.
+    """
+    items: dict[str, list[TransferItem]] = defaultdict(list)
+    for source, target in pairs:
+        path = Path(source).absolute()
+        if path.is_dir():
+            listener.skipped(1)
+            continue
+        where = files.locate(target)
+        info = ObjectInfo(str(path).lstrip("/"), path.stat().st_size)
+        items[where.url].append(TransferItem(info, where.key, None))
+    with LocalStore("/") as source_store:
+        for url, wanted in items.items():
+            copy_between(source_store, files.store(url), iter(wanted), listener)
+
+
+def copy_files(
+    files: ListingFileSystem, pairs: list[Pair], found: Mapping[str, Entry | None], listener: CallbackListener
+) -> None:
+    """Copy objects: inside a store by the store itself, and from one store to another through this process.
+
+    Raises:
+        ConfigError: An object that is copied would be replaced by another one.
+        StoreError: An object could not be copied; others may be there.
+    """
+    moving, directories = _sources(files, pairs, found)
+    listener.skipped(len(directories))
+    items: dict[tuple[str, str], list[TransferItem]] = defaultdict(list)
+    copied = {(where.url, where.key) for where, _, _ in moving}
+    for where, info, target in moving:
+        there = files.locate(target)
+        if (there.url, there.key) in copied and there != where:
+            raise ConfigError(
+                f"{target} would be replaced, and is itself copied", hint="choose a target outside of the source"
+            )
+        if isinstance(info, StoreError):
+            listener.failed(TransferItem(ObjectInfo(where.key, 0), there.key, None), info)
+            continue
+        items[where.url, there.url].append(TransferItem(info, there.key, None))
+    for (source, target), wanted in items.items():
+        if source == target:
+            copy_inside(files.store(source), iter(wanted), listener)
+        else:
+            copy_between(files.store(source), files.store(target), iter(wanted), listener)
+
+
+def delete_paths(files: ListingFileSystem, keys: Iterator[tuple[str, str]]) -> None:
+    """Remove objects, by requests for 1 000 keys each.
+
+    Args:
+        files: The file system.
+        keys: Pairs of a store's URL and a key.
+    """
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for url, key in keys:
+        wanted[url].append(key)
+    for url, found in wanted.items():
+        files.store(url).delete(found)

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock.fsspec import PenstockFileSystem, PenstockS3FileSystem, register
-from penstock.fsspec.paths import split_path
+from penstock.fsspec.stores import split_path
 
 
 @pytest.mark.parametrize(
