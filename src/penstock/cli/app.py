@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -23,6 +23,9 @@ from penstock.cli.index import index, manifest, verify
 from penstock.cli.info import info
 from penstock.cli.ls import cat, du, ls
 from penstock.cli.mount import MountCommand, mount, umount
+from penstock.cli.mount import mount, umount
+from penstock.cli.mount import MountCommand
+from penstock.cli.options import expand_groups, flag
 from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
 from penstock.cli.pack import convert, pack
 from penstock.cli.peek import peek
@@ -67,20 +70,15 @@ def _log_to_stderr(wanted: bool) -> None:
 
 
 @app.callback()
+@expand_groups
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            callback=_log_to_stderr,
-            expose_value=False,
-            help="Log requests, retries and the index in use to stderr.",
-        ),
-    ] = False,
+    version: bool = flag("Print the version.", callback=_print_version, is_eager=True),
+    verbose: bool = flag(
+        "Log requests, retries and the index in use to stderr.",
+        names=("--verbose", "-v"),
+        callback=_log_to_stderr,
+        expose_value=False,
+    ),
 ) -> None:
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -52,25 +52,17 @@ def _option_of(path: str, hint: Any, declared: Setting) -> tuple[Any, Any]:
     return kind | None, option(metavar or "|".join(choices), declared.help, names=(name,))
 
 
+_EXAMPLE = "--argument width=224"
 _CONNECTION = "upstream_options."
 UPSTREAM: OptionGroup = {
     **options_of(AccessPoint, "upstream", "name"),
-    f"{_CONNECTION}endpoint_url": (
-        str | None,
-        option("URL", "URL of the upstream's S3 endpoint; default: as for ls.", names=("--endpoint-url",)),
-    ),
+    f"{_CONNECTION}endpoint_url": (str | None, option("URL", "URL of the upstream's S3 endpoint; default: as for ls.")),
     f"{_CONNECTION}region": (
         str | None,
         option("NAME", "Region of the upstream's bucket.", names=("--upstream-region",)),
     ),
-    f"{_CONNECTION}profile": (
-        str | None,
-        option("NAME", "Profile in ~/.aws/config for the upstream.", names=("--profile",)),
-    ),
-    f"{_CONNECTION}anonymous": (
-        bool,
-        flag("Do not sign requests to the upstream, for public data.", names=("--anonymous",)),
-    ),
+    f"{_CONNECTION}profile": (str | None, option("NAME", "Profile in ~/.aws/config for the upstream.")),
+    f"{_CONNECTION}anonymous": (bool, flag("Do not sign requests to the upstream, for public data.")),
     **options_of(AccessPoint, "read_write"),
 }
 """What is served."""
@@ -157,7 +149,7 @@ def try_(
     """
     from penstock.gateway import try_transform
 
-    arguments = dict(_argument(text) for text in argument or ())
+    arguments = pairs_of(argument, example=_EXAMPLE)
     with try_transform(transform, source, arguments=arguments, epoch=epoch, seed=seed) as trial:
         made_bytes = 0
         with contextlib.nullcontext(sys.stdout.buffer) if output is None else Path(output).open("wb") as file:
@@ -238,7 +230,7 @@ def _values(kind: type, given: Given) -> dict[str, Any]:
 
     settings, flags = declared_settings(kind), flags_of(kind)
     return {
-        path: dict(map(_argument, value))
+        path: pairs_of(value, example=_EXAMPLE)
         if path == "arguments"
         else flag_value(path, settings[path][0], value, flags[path])
         for path, value in given.items()
@@ -322,11 +314,23 @@ def _name_of(url: str) -> str:
     return found
 
 
-def _argument(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--argument {text!r} must be NAME=VALUE", hint="--argument width=224")
-    return name, value
+def pairs_of(texts: Iterable[str] | None, *, example: str) -> dict[str, str]:
+    """Return the values by name of an option that is repeated.
+
+    Args:
+        texts: What the option was given, each as ``NAME=VALUE``; None if it was not given.
+        example: The option with a value, for messages.
+
+    Raises:
+        ConfigError: A text has another form.
+    """
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{example.split(maxsplit=1)[0]} {text!r} must be NAME=VALUE", hint=example)
+        pairs[name] = value
+    return pairs
 
 
 def _handler(values: Given, limits: Given) -> LambdaConfig | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.gateway import CONFIG_FILE, KEEPING, TRANSFORM, UPSTREAM, make_config
+from penstock.cli.gateway import CONFIG_FILE, KEEPING, TRANSFORM, UPSTREAM, make_config, pairs_of
 from penstock.cli.options import AS_JSON, Given, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, print_message, print_record
 from penstock.errors import ConfigError
@@ -70,7 +70,9 @@ def fill(
     from penstock.gateway.filling.run import fill as run
 
     made = make_config(config, upstream, transform=transform, keeping=keeping)
-    job = fill_job(made, points or (), into=into, query=dict(_parameter(text) for text in query or ()), caller=caller)
+    job = fill_job(
+        made, points or (), into=into, query=pairs_of(query, example="--query x-penstock-epoch=3"), caller=caller
+    )
     options = FillOptions(
         patterns=source or (),
         manifest=manifest or "",
@@ -84,13 +86,6 @@ def fill(
     report.end()
     if report.errors:
         raise typer.Exit(1)
-
-
-def _parameter(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--query {text!r} must be NAME=VALUE", hint="--query x-penstock-epoch=3")
-    return name, value
 
 
 class FillReport(ProgressReport):

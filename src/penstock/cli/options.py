@@ -47,7 +47,7 @@ def option(
     Args:
         metavar: What stands for the value in the help text; None if the option takes none.
         help: The help text.
-        names: Names of the option; by default that of the parameter, with dashes.
+        names: Names of the option; by default that of the parameter, or what follows its last dot, with dashes.
         default: The value if the option is not given.
         required: Whether it must be given.
         settings: Other arguments of ``typer.Option``.
@@ -117,7 +117,7 @@ def _expanded(parameter: inspect.Parameter, declared: Any) -> inspect.Parameter:
     if "declared" not in declared.metadata:
         return parameter.replace(default=default)
     names = declared.metadata.get("names", ("",))  # an argument has no name
-    names = [name for name in names or (f"--{parameter.name.replace('_', '-')}",) if name]
+    names = [name for name in names or (f"--{parameter.name.rpartition('__')[2].replace('_', '-')}",) if name]
     info = declared.metadata["declared"](*names)
     return parameter.replace(default=default, annotation=Annotated[parameter.annotation, info])
 
@@ -216,30 +216,23 @@ class Stores:
     """
 
     def __init__(self, connection: ConnectionGroup, *, cache: str | None = None) -> None:
+        from penstock.compose import StoreTable
+
         self.connection = connection
         self._cache = cache
-        self._stores: dict[str, Store] = {}
+        self._stores = StoreTable({**connection.options(), "cache": cache})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for store in self._stores.values():
-            store.close()
+        self._stores.close()
 
     def for_source(self, group: SourceConnectionGroup) -> Stores:
         """Return the stores of SRC: these, unless an option of `group` is given."""
         if not (group.source_endpoint_url or group.source_profile or group.source_anonymous):
             return self
         return Stores(group.applied_to(self.connection), cache=self._cache)
-
-    def open(self, root_url: str) -> Store:
-        """Return the store at `root_url`; each call returns the same one."""
-        from penstock.compose import connect
-
-        if root_url not in self._stores:
-            self._stores[root_url] = connect(root_url, cache=self._cache, **self.connection.options())
-        return self._stores[root_url]
 
     def buckets(self) -> Iterator[ObjectInfo]:
         """Iterate over the buckets at the endpoint, see ``penstock.compose.list_buckets``."""
@@ -259,7 +252,7 @@ class Stores:
             raise ConfigError(f"{url!r} is neither a URL nor a path", hint="s3://bucket/key, or a path")
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
-        return StoreLocation(public_url(url), root_url, key, self.open(root_url), path)
+        return StoreLocation(public_url(url), root_url, key, self._stores.get(root_url), path)
 
 
 def function_of(text: str, option: str) -> Callable[..., Any]:

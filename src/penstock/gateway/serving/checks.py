@@ -9,7 +9,6 @@ import re
 import socket
 import stat
 from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from penstock.system.private import others_can_read
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, SettingNames
+    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 UPSTREAM_OPTIONS: dict[str, type] = {
@@ -73,12 +72,12 @@ def check_config(config: GatewayConfig) -> None:
         if point.name in seen:
             raise ConfigError(f"two access points are named {point.name!r}")
         seen.add(point.name)
-        _check_access_point(point, partial(_name_in, names, point.name))
+        _check_access_point(point, _named_in(names.of, f"access_points.{point.name}"))
 
 
-def _name_in(names: SettingNames, point: str, setting: str = "") -> str:
-    """Return the name of a setting of an access point, or that of the access point itself."""
-    return names.of(f"access_points.{point}.{setting}".rstrip("."))
+def _named_in(named: Callable[[str], str], table: str) -> Callable[[str], str]:
+    """Return what names the settings of a table."""
+    return lambda setting: named(f"{table}.{setting}")
 
 
 def _check_declared(config: Any, named: Callable[[str], str]) -> None:
@@ -86,7 +85,7 @@ def _check_declared(config: Any, named: Callable[[str], str]) -> None:
     for each in fields(config):
         value, declared, name = getattr(config, each.name), each.metadata.get("setting", Setting()), named(each.name)
         if is_dataclass(value):
-            _check_declared(value, partial(_named_in, named, each.name))
+            _check_declared(value, _named_in(named, each.name))
         if declared.low is not None and each.type == "float":
             high = math.inf if declared.high is None else declared.high
             check_number(name, value, declared.low, high, opened=declared.opened)
@@ -99,10 +98,6 @@ def _check_declared(config: Any, named: Callable[[str], str]) -> None:
                     raise ConfigError(f"{name}{shown} {declared.what}", hint=declared.hint or None)
         elif value:
             _check_path(value, declared, name)
-
-
-def _named_in(named: Callable[[str], str], table: str, setting: str) -> str:
-    return named(f"{table}.{setting}")
 
 
 def _check_path(path: str, declared: Setting, name: str) -> None:
@@ -184,7 +179,7 @@ def check_secret_file(path: str, what: str) -> None:
         raise ConfigError(f"{what} {path} has mode {mode:04o}: others can read or change it", hint=f"chmod 600 {path}")
 
 
-def _check_access_point(point: AccessPoint, named: Callable[..., str]) -> None:
+def _check_access_point(point: AccessPoint, named: Callable[[str], str]) -> None:
     if not NAME.fullmatch(point.name):
         raise ConfigError(
             f"access point {point.name!r}: the name is not a bucket name",
@@ -203,7 +198,7 @@ def _check_access_point(point: AccessPoint, named: Callable[..., str]) -> None:
             )
 
 
-def _check_kind(point: AccessPoint, named: Callable[..., str]) -> None:
+def _check_kind(point: AccessPoint, named: Callable[[str], str]) -> None:
     """Check what an access point does with its objects: a transform, a handler, a webhook, writing, or nothing."""
     kinds = [name for name in ("transform", "handler", "webhook") if getattr(point, name)]
     if len(kinds) > 1:
@@ -225,7 +220,7 @@ def _check_kind(point: AccessPoint, named: Callable[..., str]) -> None:
             _check_varies_by(called.varies_by, named(f"{name}.varies_by"))
 
 
-def _check_transform(point: AccessPoint, named: Callable[..., str]) -> None:
+def _check_transform(point: AccessPoint, named: Callable[[str], str]) -> None:
     """Check how a transform is spelled; its own code is imported only when the gateway starts."""
     from penstock.gateway.transforms.program import checked_number, spelled_program
 
@@ -239,7 +234,7 @@ def _check_transform(point: AccessPoint, named: Callable[..., str]) -> None:
         checked_number(named("epoch"), point.epoch)
 
 
-def _check_options(options: Mapping[str, object], named: Callable[..., str], place: str) -> None:
+def _check_options(options: Mapping[str, object], named: Callable[[str], str], place: str) -> None:
     for name, value in options.items():
         kind: Any = UPSTREAM_OPTIONS.get(name)
         if kind is None:
@@ -248,7 +243,7 @@ def _check_options(options: Mapping[str, object], named: Callable[..., str], pla
             raise ConfigError(f"{named(f'{place}.{name}')}={value!r} must be of type {kind.__name__}")
 
 
-def _check_handler(handler: LambdaConfig, named: Callable[..., str]) -> None:
+def _check_handler(handler: LambdaConfig, named: Callable[[str], str]) -> None:
     if handler.python and not os.access(handler.python, os.X_OK):
         raise ConfigError(f"{named('handler.python')}: {handler.python} is not a program that can be run")
     for action in handler.actions:

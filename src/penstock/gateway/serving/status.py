@@ -15,11 +15,11 @@ import base64
 import hashlib
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -58,10 +58,6 @@ class StatusView:
     values: dict[str, str]
     tables: dict[str, list[list[str]]]
     chart: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as the page's script reads it."""
-        return {"values": self.values, "tables": self.tables, "chart": self.chart}
 
 
 def make_view(config: GatewayConfig, totals: Totals, *, state: str, started_s: float) -> StatusView:
@@ -360,7 +356,7 @@ class StatusRoutes:
             return _answer(503, "The processes of this gateway did not answer in time.")
         view = make_view(self._config, totals, state=self.state, started_s=self._started_s)
         if path == "/-/status.json":
-            return web.json_response(view.as_json(), headers=PRIVATE_HEADERS)
+            return web.json_response(asdict(view), headers=PRIVATE_HEADERS)
         return web.Response(body=render_page(view), headers=page_headers())
 
     def _refusal(self, request: BaseRequest, *, open_to: tuple[str, ...]) -> StreamResponse | None:
