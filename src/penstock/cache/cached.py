@@ -25,9 +25,6 @@ from penstock.errors import ClosedError
 from penstock.memory.buffers import small_buffer
 from penstock.redaction import public_url
 from penstock.store.base import Store, Wrapper, check_key, has_dot_segment, innermost
-from penstock.store.base import Store, Wrapper, innermost
-from penstock.store.base import check_key
-from penstock.store.base import has_dot_segment
 from penstock.store.threaded import Pool
 from penstock.system import forks
 from penstock.types import Get, Head, ListPage

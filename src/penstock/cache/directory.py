@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.cache.config import CacheConfig
-    from penstock.sources.objects import ReadFunction
+    from penstock.cache.cpu_slots import ReadFunction
     from penstock.cache.statistics import Counts
     from penstock.types import ByteRange
 

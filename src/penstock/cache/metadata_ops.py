@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from penstock.cache.entry import block_name
 from penstock.cache.metadata import REMEMBERED_MISS
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
-from penstock.store.base import Relay
 from penstock.store.base import OperationRelay
 from penstock.types import (
     CompleteMultipart,

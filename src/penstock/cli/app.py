@@ -23,8 +23,6 @@ from penstock.cli.index import index, manifest, verify
 from penstock.cli.info import info
 from penstock.cli.ls import cat, du, ls
 from penstock.cli.mount import MountCommand, mount, umount
-from penstock.cli.mount import mount, umount
-from penstock.cli.mount import MountCommand
 from penstock.cli.options import expand_groups, flag
 from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
 from penstock.cli.pack import convert, pack

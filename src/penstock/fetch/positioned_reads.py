@@ -415,11 +415,15 @@ class PositionedReads:
         self._spare_bytes -= spare.length_bytes
         spare.owner.drop(spare)
 
+    def _forget_spare(self, piece: Piece) -> None:
+        if piece in self._spare:
+            del self._spare[piece]
+            self._spare_bytes -= piece.length_bytes
+
     def hold(self, pieces: Sequence[Piece]) -> None:
         """Hold pieces, whatever else needs memory, until they are kept again or released."""
         for piece in pieces:
-            if self._spare.pop(piece, None) is not None:
-                self._spare_bytes -= piece.length_bytes
+            self._forget_spare(piece)
 
     def keep(self, piece: Piece) -> None:
         """Hold a piece that may still be read, as long as there is room."""
@@ -440,8 +444,7 @@ class PositionedReads:
     def release(self, piece: Piece) -> None:
         """Note that a piece is no longer held."""
         self.detach(piece)
-        if self._spare.pop(piece, None) is not None:
-            self._spare_bytes -= piece.length_bytes
+        self._forget_spare(piece)
         if piece.has_ended:
             self._free(piece)
 

@@ -15,11 +15,9 @@ from penstock.fetch import PlanItem
 from penstock.fsspec.files import PART_BYTES_MIN, FsspecReader, FsspecUncachedReader, FsspecWriter, compressed
 from penstock.fsspec.listing import REQUESTS_MAX, ListingFileSystem, stat_many
 from penstock.fsspec.options import OPEN_NAMES, is_create, type_to_write
-from penstock.store.file import ObjectText
 from penstock.memory.buffers import byte_view
-from penstock.store.file import ObjectReader
+from penstock.store.file import ObjectReader, ObjectText
 from penstock.store.inflight import perform_many
-from penstock.store.file import ObjectText
 from penstock.system.tracebacks import boundary
 from penstock.types import ByteRange, ObjectInfo, Put
 

@@ -20,14 +20,10 @@ from penstock.compose import list_buckets
 from penstock.config import check_names
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.fsspec.options import LISTING_NAMES
-from penstock.fsspec.stores import SCHEMES
-from penstock.fsspec.stores import LocatingFileSystem
-from penstock.store.s3 import presigned_get
 from penstock.fsspec.stores import SCHEMES, LocatingFileSystem
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import InFlight, perform
 from penstock.store.listing import list_objects
 from penstock.store.s3 import presigned_get
-from penstock.store.inflight import perform
 from penstock.system.tracebacks import boundary
 from penstock.types import Head, ListPage, ObjectInfo
 

@@ -24,9 +24,8 @@ from penstock.config import FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.samples.transform import may_drop
-from penstock.samples.transform import rebatches
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Sequential
+from penstock.samples.transform import may_drop, rebatches
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:

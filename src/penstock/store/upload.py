@@ -341,17 +341,18 @@ class Upload:
         """Whether it was committed or dropped; always true in a forked child, because the upload is the parent's."""
         return self._committed_or_dropped or self._made_in != forks.generation()
 
-    def abort(self) -> None:
+    def abort(self, wait_s_max: float | None = None) -> None:
         """Cancel the parts in flight, wait until they have ended, and let the store drop the upload. Never raises; idempotent.
 
-        It waits first, at most ``ABORT_S_MAX`` seconds, because S3 may keep a part that arrives after the abort, and bill it.
+        It waits first, at most `wait_s_max` or ``ABORT_S_MAX`` seconds, because S3 may keep a part that arrives afterwards,
+        and bill it.
         """
         if self._ending or self.finished:
             return
         self._ending = True
         try:
             with suppress(PenstockError, Empty):  # the upload or the store is gone; nothing is visible either way
-                self._drop(time.monotonic() + ABORT_S_MAX)
+                self._drop(time.monotonic() + (ABORT_S_MAX if wait_s_max is None else wait_s_max))
         finally:
             self._in_flight.cancel()
             self._committed_or_dropped = True

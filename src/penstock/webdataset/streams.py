@@ -16,9 +16,6 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from penstock.config import KIB
-from penstock.errors import StoreError
-from penstock.store.base import MultiStore
 import penstock.store.hedged
 import penstock.store.limited
 import penstock.store.retrying
@@ -28,6 +25,7 @@ import penstock.transport.engine  # noqa: F401 - workers that are forked would e
 from penstock.compose import check_connect_options, connect, split
 from penstock.config import KIB, FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ConfigError, StoreError
+from penstock.store.base import MultiStore
 from penstock.store.file import ObjectReader
 
 if TYPE_CHECKING:
