@@ -41,7 +41,7 @@ class PooledWorker(Protocol):
         """Whether the process has ended."""
 
     async def start(self) -> None:
-        """Wait until it can take calls; it is closed also if this fails."""
+        """Wait until it can take calls. The pool closes it if this fails."""
 
     def watch(self, ended: Callable[[], object] | None) -> None:
         """While it waits for a call: have `ended` called once if the process ends; None takes it back."""

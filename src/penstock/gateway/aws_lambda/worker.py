@@ -193,7 +193,7 @@ class HandlerWorker:
         self._output: HandlerOutput | None = None
 
     async def start(self) -> None:
-        """Start the process and import the handler.
+        """Start the process and import the handler. ``close`` must follow also if this fails.
 
         Raises:
             S3Error: ``LambdaRuntimeError``: the handler cannot be imported; `details` has the traceback in ``Traceback``.
@@ -212,16 +212,10 @@ class HandlerWorker:
                 }
                 answer = await self._exchange(first)
         except TimeoutError as error:
-            await self.close()
             raise _failed(f"Importing the handler took longer than {START_S_MAX:.0f} s.") from error
         except OSError as error:
-            await self.close()
             raise _failed(f"The interpreter cannot be started: {error.strerror}.", str(error)) from error
-        except BaseException:
-            await self.close()
-            raise
         if "failed" in answer:
-            await self.close()
             failed = answer["failed"]
             raise _failed(f"Importing the handler failed: {failed['type']}.", str(failed["traceback"]))
         self.is_clean = True
