@@ -92,7 +92,8 @@ def values_of(name: str, array: Any) -> Iterator[tuple[str, Sequence[memoryview 
         values, ends = _flat(array)
         yield name, _masked(_cut(_number_view(_without_nulls(values)), ends), array)
     else:
-        yield name, [None if value is None else _as_json(value) for value in _objects(array)]
+        texts = (None if value is None else json.dumps(value, ensure_ascii=False) for value in _objects(array))
+        yield name, [None if text is None else memoryview(text.encode("utf-8")) for text in texts]
 
 
 def column_of(array: Any) -> list[bytes | None] | NDArray[Any] | None:
@@ -327,7 +328,3 @@ def _duration(count: int, digits: int) -> str:
 
 def _fraction(part: int, digits: int) -> str:
     return f".{part:0{digits}d}" if digits else ""
-
-
-def _as_json(value: Any) -> memoryview:
-    return memoryview(json.dumps(value, ensure_ascii=False).encode("utf-8"))

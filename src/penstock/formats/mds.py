@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
-from penstock.formats.sample import ITEM_BYTES, RESERVED_FIELDS, Sample, typed
+from penstock.formats.sample import ITEM_BYTES, RESERVED_FIELDS, Sample, is_bytes, typed
 from penstock.formats.writers import ShardWriter
 from penstock.memory.buffers import byte_view
 from penstock.text.json_text import parse_json
@@ -392,7 +392,7 @@ def _encoding_of(name: str, value: Any) -> str:
         return "int"
     if isinstance(value, float):
         return "float64"
-    if _is_bytes(value):
+    if is_bytes(value):
         return _BY_EXTENSION.get(name.rpartition(".")[2].lower(), "bytes")
     if isinstance(value, dict | list):
         return "json"
@@ -401,10 +401,6 @@ def _encoding_of(name: str, value: Any) -> str:
     if dtype not in _SCALARS:
         raise ConfigError(f"field {name!r} is of type {dtype}, which MDS has not")
     return f"ndarray:{dtype}" if array.ndim else dtype
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, bytes | bytearray) or (isinstance(value, memoryview) and value.format in {"B", "b", "c"})
 
 
 def _array_of(name: str, value: Any) -> Any:

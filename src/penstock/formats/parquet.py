@@ -26,7 +26,7 @@ from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_headers import ColumnChunk, Struct, bounded_reading, read_struct
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, RangedReader, Unit
-from penstock.formats.sample import RESERVED_FIELDS, Sample
+from penstock.formats.sample import RESERVED_FIELDS, Sample, is_bytes
 from penstock.memory.buffers import byte_view
 from penstock.memory.ranges import REQUEST_COST_BYTES, merged_spans
 from penstock.memory.raw_file import RawFile
@@ -477,9 +477,7 @@ class ParquetWriter:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "dtype"):
-        return value.tolist()
-    if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+    if hasattr(value, "dtype") or (isinstance(value, memoryview) and not is_bytes(value)):
         return value.tolist()
     return bytes(value) if isinstance(value, bytearray | memoryview) else value
 

@@ -251,6 +251,11 @@ def typed(value: memoryview, form: str, shape: Sequence[int] | None = None) -> m
     return cast("memoryview", view.cast(form, list(shape)) if form != "B" or len(shape) > 1 else view)
 
 
+def is_bytes(value: object) -> bool:
+    """Whether a value is bytes, as it is or in a view, and not numbers."""
+    return isinstance(value, bytes | bytearray) or (isinstance(value, memoryview) and value.format in {"B", "b", "c"})
+
+
 def view_of_array(array: Any) -> memoryview:
     """Return a view of a NumPy array with its type and shape."""
     return memoryview(array)

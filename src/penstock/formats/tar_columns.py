@@ -73,7 +73,8 @@ def read_heads(view: memoryview, at: int) -> Heads | None:
     marks = blocks[:, _MARK].view(np.uint64)[:, 0]
     rows = np.flatnonzero(marks == marks[0])  # blocks that look like headers, some of which may be data
     heads = blocks.take(rows, axis=0)
-    sizes = _sizes(heads)
+    # They are valid only if `_are_sound` accepts the headers.
+    sizes: NDArray[np.int64] = (heads[:, 124:135] ^ 0x30).astype(np.int64) @ _POWERS
     follow = rows + 1 + ((sizes + BLOCK_BYTES - 1) >> 9)
     broken = np.flatnonzero(follow[:-1] != rows[1:])  # up to here each header leads to the next
     if len(broken):
@@ -90,12 +91,6 @@ def read_heads(view: memoryview, at: int) -> Heads | None:
     origins = rows[members] - is_pax[members - 1] * (members > 0) * 2
     starts = at + BLOCK_BYTES * (rows[members] + 1)
     return Heads(names, at + BLOCK_BYTES * origins, starts, starts + sizes[members])
-
-
-def _sizes(heads: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the sizes in the headers, int64[n]. They are valid only if `_are_sound` accepts the headers."""
-    found: NDArray[np.int64] = (heads[:, 124:135] ^ 0x30).astype(np.int64) @ _POWERS
-    return found
 
 
 def _are_sound(heads: NDArray[np.uint8], is_pax: NDArray[np.bool_]) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checksums.crc32c import sample_crc
 from penstock.errors import ConfigError
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE, RecordIOParser
-from penstock.formats.sample import RESERVED_FIELDS, check_field, check_key
+from penstock.formats.sample import RESERVED_FIELDS, check_field, check_key, is_bytes
 from penstock.formats.tar_header import BLOCK_BYTES, headers
 from penstock.formats.tfrecord import TFRecordParser, masked, masked_crc
 from penstock.text.json_text import parse_json
@@ -282,7 +282,7 @@ def _feature(name: str, value: Any) -> tuple[bytes, Buffer]:
     elif hasattr(value, "dtype"):
         value = value.reshape(-1).tolist()
     elif isinstance(value, memoryview):
-        if value.format in {"B", "c", "b"}:
+        if is_bytes(value):
             return _bytes_feature(name, value)
         value = _flat(value.tolist())
     if not isinstance(value, Sequence):

@@ -301,7 +301,8 @@ class ShardIndex:
             data = self.crc32c.astype("<u4").tobytes()
             columns.append(_Column(b"crc32c", _RAW, 4, 1, data, len(data)))
         if self.keys is not None:
-            data = _join_keys(self.keys)
+            keys = [key.encode("utf-8", "surrogateescape") for key in self.keys]
+            data = np.array([len(key) for key in keys], "<u4").tobytes() + b"".join(keys)
             columns.append(_Column(b"keys", _ZLIB, 1, 1, zlib.compress(data, 6), len(data)))
         if self.members is not None:
             data, item_bytes = self.members.encode()
@@ -335,11 +336,6 @@ def _offsets_column(offsets: NDArray[np.int64]) -> _Column:
     item_bytes = _item_bytes(most)
     data = struct.pack("<Q", int(offsets[0])) + steps.astype(f"<u{item_bytes}").tobytes()
     return _Column(b"offsets", _RAW, item_bytes, unit, data, len(data))
-
-
-def _join_keys(keys: Sequence[str]) -> bytes:
-    encoded = [key.encode("utf-8", "surrogateescape") for key in keys]
-    return np.array([len(key) for key in encoded], "<u4").tobytes() + b"".join(encoded)
 
 
 def _split_keys(data: Buffer, count: int, shard: str) -> list[str]:

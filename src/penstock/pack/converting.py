@@ -250,7 +250,7 @@ class Conversion(PackJob):
             bytes_max=options.bytes_max,
             allow_loss=options.allow_loss,
         )
-        return self._execute(recipe, _grouped, options=execution, listener=listener)
+        return self._execute(recipe, by_first_source, options=execution, listener=listener)
 
 
 # ── which sources become which shards ─────────────────────────────────────────────────────────────────────────────────────
@@ -304,7 +304,7 @@ def _recut(sources: list[PlanEntry], source: Shards, pattern: str, bytes_max: in
     ]
 
 
-def _grouped(todo: list[ShardPlan]) -> list[ShardGroup]:
+def by_first_source(todo: list[ShardPlan]) -> list[ShardGroup]:
     """Group the new shards that begin in the same source."""
     return [tuple(group) for _, group in groupby(todo, key=lambda shard: shard.entries[0].members)]
 

@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
+from penstock.formats.sample import is_bytes
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def pixels_of(value: Any, spec: FieldSpec, key: str) -> tuple[Buffer, int, int, 
     from penstock.images import rgb_pixels
 
     try:
-        if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+        if isinstance(value, memoryview) and not is_bytes(value):
             raise ValueError("numbers are not a picture")  # one place names the field
         is_encoded = isinstance(value, memoryview | bytes | bytearray)
         array = rgb_pixels(memoryview(value)) if is_encoded else np.asarray(value)
@@ -222,7 +223,7 @@ def cast_value(value: Any, spec: FieldSpec, key: str) -> Any:
 
 def _read(value: memoryview | bytes | bytearray) -> Any:
     """Decode a field of a shard: text, a number, or a list of numbers."""
-    if not isinstance(value, memoryview) or value.format in {"B", "b", "c"}:
+    if is_bytes(value):
         return bytes(value).decode("utf-8")
     return numbers_of(value)
 

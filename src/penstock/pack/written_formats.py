@@ -15,6 +15,7 @@ from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecor
 from penstock.formats.compression import COMPRESSORS
 from penstock.formats.mds import Encoded, MdsWriter
 from penstock.formats.parquet import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
+from penstock.formats.sample import is_bytes
 from penstock.formats.tar_header import BLOCK_BYTES, headers
 from penstock.pack.fields import as_bytes, numbers_of
 from penstock.text.json_text import parse_json
@@ -159,7 +160,7 @@ def prepare(sample: Mapping[str, Any], written: WrittenFormat) -> dict[str, Any]
 
 
 def _for_json(name: str, value: Any, key: str) -> Any:
-    if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in {"B", "b", "c"}):
+    if hasattr(value, "dtype") or (isinstance(value, memoryview) and not is_bytes(value)):
         return numbers_of(value)
     if isinstance(value, bytes | bytearray | memoryview):
         try:
@@ -275,7 +276,7 @@ def convert_sample(sample: Sample, source: str, target: str, *, key_field: str |
             raise DataError(f"the sample already has a field {key_field!r}", sample_key=sample.key, field=key_field)
         fields[key_field] = sample.key
     for name, value in sample.fields.items():
-        if value.format in ("B", "b", "c") and value.ndim == 1:
+        if is_bytes(value) and value.ndim == 1:
             fields[name] = value
         elif FORMAT_FEATURES[target].numbers:
             fields[name] = _numbers(value)

@@ -409,18 +409,15 @@ class EventLoop:
         self._pending.clear()
         self._ended = True  # from now on, a submitting thread ends its own exchange
         self._drain_closed()
-        self._end_watching()
+        for watched in list(self._readers.values()):
+            self.remove_reader(watched)
+            self._call_safely(watched.on_loop_end, self._why[0] == DEFECT)
         self._plain.close()
         self._curl.close()
         self._epoll.close()
         with self._waking:
             waker, self._waker = self._waker, -1
         os.close(waker)
-
-    def _end_watching(self) -> None:
-        for watched in list(self._readers.values()):
-            self.remove_reader(watched)
-            self._call_safely(watched.on_loop_end, self._why[0] == DEFECT)
 
     @staticmethod
     def _call_safely(call: Callable[..., object], *args: Any) -> None:
