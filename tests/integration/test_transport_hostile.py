@@ -366,7 +366,7 @@ CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying._Retried
              "hedged.Hedged.forget", "exchange.attempt_record", "s3._S3Exchange.resend_if_corrected"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*CALLBACKS, "penstock.fetch.window.Window.completed"])
+@pytest.mark.parametrize("name", [*CALLBACKS, "penstock.fetch.concurrency.Concurrency.completed"])
 def test_a_callback_of_a_wrapper_that_fails_leaves_nobody_waiting(
     name: str, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

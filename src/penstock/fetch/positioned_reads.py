@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock.config import MIB, FetchConfig
 from penstock.errors import as_completion_error
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.fetch.window import Window
+from penstock.fetch.concurrency import Concurrency
 from penstock.memory.buffers import small_buffer
 from penstock.types import ByteRange, Completion, Get, Landing
 
@@ -290,7 +290,7 @@ class PositionedReads:
         self._fit_part = fit_part
         self._part_bytes_max = min(config.part_bytes, _PART_BYTES_MAX)
         self._requests_max = requests_max = min(config.requests_max, _AHEAD_BYTES_MAX // self._part_bytes_max)
-        self._window = Window(
+        self._concurrency = Concurrency(
             limit=min(_REQUESTS_BEGIN, requests_max),
             limit_min=1,
             limit_max=requests_max,
@@ -312,20 +312,20 @@ class PositionedReads:
     # ── under the lock: how far ahead ──────────────────────────────────────────────────────────────────────────────
 
     def _ahead_bytes_max(self) -> int:
-        wanted_bytes = int(_AHEAD_PER_IN_FLIGHT * self._window.limit * self._part_bytes_max)
+        wanted_bytes = int(_AHEAD_PER_IN_FLIGHT * self._concurrency.limit * self._part_bytes_max)
         return min(_AHEAD_BYTES_MAX, self.budget.bytes_max // 2, wanted_bytes)
 
-    def _is_window_full(self) -> bool:
-        """Whether as much is in flight as the window allows, which counts parts of full size: shorter ones may be more."""
+    def _is_full(self) -> bool:
+        """Whether as much is in flight as the limit allows, which counts parts of full size: shorter ones may be more."""
         return (
-            self._in_flight_bytes >= self._window.limit * self._part_bytes_max
+            self._in_flight_bytes >= self._concurrency.limit * self._part_bytes_max
             or self._in_flight_count >= self._requests_max
         )
 
     def follow(self, owner: PositionedObject, stream: ReadStream, *, waits: bool) -> None:
         """Note that a stream was read, and choose how far to read ahead of it."""
         if waits:
-            self._window.starving()
+            self._concurrency.starving()
         stream.adapt(waits=waits, share_bytes=self._ahead_bytes_max() // (len(self._active) or 1))
         if stream.goal_bytes:
             self._active[stream] = owner, time.monotonic()
@@ -350,14 +350,10 @@ class PositionedReads:
     def admit_ahead(self, piece: Piece) -> bool:
         """Find memory for a piece that nobody waits for; False if it has to wait."""
         length_bytes = piece.length_bytes
-        if (
-            self._is_window_full()
-            or self._ahead_bytes + length_bytes > self._ahead_bytes_max()
-            or not self.try_admit(piece)
-        ):
+        if self._is_full() or self._ahead_bytes + length_bytes > self._ahead_bytes_max() or not self.try_admit(piece):
             return False
         if not self._in_flight_count:
-            self._window.started(time.monotonic())
+            self._concurrency.started(time.monotonic())
         self._in_flight_count += 1
         self._in_flight_bytes += length_bytes
         if piece.stream is not None:
@@ -374,7 +370,7 @@ class PositionedReads:
     def read_ahead_of_waiting(self, sends: list[Piece]) -> None:
         """Let streams that had to wait request more, each in turn."""
         for _ in range(len(self._waiting)):
-            if self._is_window_full():
+            if self._is_full():
                 return
             stream, owner = self._waiting.popitem(last=False)
             owner.read_ahead(stream, sends, count_max=1)
@@ -415,15 +411,10 @@ class PositionedReads:
         self._spare_bytes -= spare.length_bytes
         spare.owner.drop(spare)
 
-    def _forget_spare(self, piece: Piece) -> None:
-        if piece in self._spare:
-            del self._spare[piece]
-            self._spare_bytes -= piece.length_bytes
-
     def hold(self, pieces: Sequence[Piece]) -> None:
         """Hold pieces, whatever else needs memory, until they are kept again or released."""
         for piece in pieces:
-            self._forget_spare(piece)
+            self._remove_spare(piece)
 
     def keep(self, piece: Piece) -> None:
         """Hold a piece that may still be read, as long as there is room."""
@@ -435,6 +426,11 @@ class PositionedReads:
         while self._spare_bytes > spare_bytes_max and len(self._spare) > 1:
             self._drop_oldest_spare()
 
+    def _remove_spare(self, piece: Piece) -> None:
+        if piece in self._spare:
+            del self._spare[piece]
+            self._spare_bytes -= piece.length_bytes
+
     def detach(self, piece: Piece) -> None:
         """Note that a piece is no longer held for a stream."""
         if piece.stream is not None:
@@ -444,7 +440,7 @@ class PositionedReads:
     def release(self, piece: Piece) -> None:
         """Note that a piece is no longer held."""
         self.detach(piece)
-        self._forget_spare(piece)
+        self._remove_spare(piece)
         if piece.has_ended:
             self._free(piece)
 
@@ -464,7 +460,7 @@ class PositionedReads:
             self._in_flight_count -= 1
             self._in_flight_bytes -= piece.length_bytes
             throttled = any(attempt.throttled for attempt in completion.attempts)
-            self._window.completed(completion.received_bytes, time.monotonic(), throttled=throttled)
+            self._concurrency.completed(completion.received_bytes, time.monotonic(), throttled=throttled)
 
     # ── without the lock ───────────────────────────────────────────────────────────────────────────────────────────
 

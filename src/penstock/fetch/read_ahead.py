@@ -134,7 +134,7 @@ class ReadAhead:
         if requests is None:
             self._scheduler.add(())
             return False
-        # There may be no room: a window that shrank had planned for more.
+        # There may be no room: the limit of requests may have shrunk since more was planned.
         wanted = max(0, self._scheduler.room_count()) if not self._taken else _PULL_COUNT
         pulled: list[PlanItem] = []
         for request in islice(requests, wanted):

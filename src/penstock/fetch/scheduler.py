@@ -1,4 +1,4 @@
-"""Keeps requests in flight: sent while window, budget and consumer allow, and recorded on their reads as they end.
+"""Keeps requests in flight: sent while concurrency, budget and consumer allow, and recorded on their reads as they end.
 
 Bytes are reserved before a request is sent. A consumer that waits for an item for which nothing is in flight gets it even
 beyond the budget, so there is no deadlock, whatever else holds the bytes.
@@ -14,7 +14,7 @@ Sizes may be wrong where objects are transformed while they are read: a listing 
 answer tells another size of the same version, or the store sends no ranges, a whole object is requested by one request
 without a range, and so are the next ones. A body of unknown length that is too long to be collected is requested in parts.
 
-Not split because cutting, sending and recording ends share the queues, the window and the lock; in two classes, each
+Not split because cutting, sending and recording ends share the queues, the concurrency and the lock; in two classes, each
 would need most of the other's attributes.
 """
 
@@ -38,9 +38,9 @@ from penstock.errors import (
     as_completion_error,
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
+from penstock.fetch.concurrency import Concurrency
 from penstock.fetch.plan import cut, is_one_request, parts
 from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest, Route
-from penstock.fetch.window import Window
 from penstock.system.conditions import Condition
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
@@ -65,7 +65,7 @@ _IN_FLIGHT_BYTES = 512 * MIB
 _HEADS_MAX = 4
 """Objects of several parts for which a HEAD is under way, ahead of the one whose parts are being requested."""
 _PLANNED_MIN = 64
-"""Items of the plan to have ready, however small the window is."""
+"""Items of the plan to have ready, however low the concurrency is."""
 _LINGER_S = 0.002
 """Seconds after which a waiting consumer looks again, even if nothing has woken it."""
 WAKE_BYTES = 4 * MIB
@@ -127,7 +127,7 @@ class RequestScheduler:
         self._unsent: list[tuple[int, int, PartRequest]] = []  # a heap: by read, then by byte
         self._undelivered_count = 0  # requests in flight, and ended ones whose bytes are here
         self._waiting = False  # whether the consumer waits
-        self._window = Window(
+        self._concurrency = Concurrency(
             limit=config.requests_min, limit_min=1, limit_max=config.requests_max, waits_for_steady_rate=whole
         )
         self._unannounced_bytes = 0  # that arrived since the consumer was last woken
@@ -176,8 +176,8 @@ class RequestScheduler:
             return self.on_head(part, info, span)
 
     def room_count(self) -> int:
-        """Number of items to add so that the plan is long enough for the window; 0 or less if it is."""
-        return max(2 * self._window.limit, _PLANNED_MIN) - len(self._planned)
+        """Number of items to add so that the plan is long enough for the concurrency; 0 or less if it is."""
+        return max(2 * self._concurrency.limit, _PLANNED_MIN) - len(self._planned)
 
     def keep_full(self, *, may_add: bool) -> bool:
         """Send what waited for room, after something was delivered.
@@ -188,7 +188,7 @@ class RequestScheduler:
         Returns:
             True if the consumer should add more items; nothing was sent then.
         """
-        limit = self._window.limit
+        limit = self._concurrency.limit
         if may_add and len(self._planned) < max(limit, _PLANNED_MIN):
             return True
         if len(self._sent) <= limit // 2 and (self._planned or self._unsent):
@@ -260,7 +260,7 @@ class RequestScheduler:
         """What was done so far."""
         return FetchStatistics(
             requests_in_flight=len(self._sent),
-            requests_limit=self._window.limit,
+            requests_limit=self._concurrency.limit,
             received_bytes=self._received_bytes,
             stall_s=self._stall_s,
             stalls_count=self._stalls_count,
@@ -307,7 +307,7 @@ class RequestScheduler:
             if ready():
                 return
             self._waiting = True
-            self._window.starving()
+            self._concurrency.starving()
             self._send_more()
             try:
                 while not ready():
@@ -340,9 +340,9 @@ class RequestScheduler:
 
     def _send_more(self) -> None:
         """Send what may be sent now."""
-        limit = self._window.limit
+        limit = self._concurrency.limit
         ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_PARTS_MAX))
-        while not self.closed and len(self._sent) < self._window.limit:
+        while not self.closed and len(self._sent) < self._concurrency.limit:
             if not self._unsent:
                 if not self._planned or self._undelivered_count >= ahead_max or self._heads_count >= _HEADS_MAX:
                     return
@@ -378,7 +378,7 @@ class RequestScheduler:
             return self._undelivered_count >= ahead_max
         if self._whole or part is read.parts[read.delivered_count]:
             return False
-        return read.sent_count - read.delivered_count >= PARTS_PER_REQUEST * self._window.limit
+        return read.sent_count - read.delivered_count >= PARTS_PER_REQUEST * self._concurrency.limit
 
     def _plan_next(self) -> None:
         """Cut the next item of the plan into parts."""
@@ -399,7 +399,7 @@ class RequestScheduler:
             return
         if span is not None:
             if read.sequence == 0 and self._whole and span.length_bytes < SMALL_BYTES:
-                self._window.begin_small()
+                self._concurrency.begin_small()
             self._cut(read, span)
             if len(read.parts) > 1 and read.item.span is None and self._checksums_kept is not False:
                 self._request_metadata(read)
@@ -456,7 +456,7 @@ class RequestScheduler:
 
     def _send(self, part: PartRequest) -> None:
         if not self._sent:
-            self._window.started(time.monotonic())
+            self._concurrency.started(time.monotonic())
         self._sent.add(part)
         part.read.sent_count += 1
         self._undelivered_count += 1
@@ -470,10 +470,12 @@ class RequestScheduler:
             self._abandon(part.read)
 
     def _expect_large(self) -> None:
-        """The plan holds objects of several parts: bound the window by the memory that their parts take."""
+        """The plan holds objects of several parts: bound the concurrency by the memory that their parts take."""
         self._large_expected = True
-        self._window.limit_max = min(self._config.requests_max, max(1, _IN_FLIGHT_BYTES // self._config.part_bytes))
-        self._window.limit = min(self._window.limit, self._window.limit_max)
+        self._concurrency.limit_max = min(
+            self._config.requests_max, max(1, _IN_FLIGHT_BYTES // self._config.part_bytes)
+        )
+        self._concurrency.limit = min(self._concurrency.limit, self._concurrency.limit_max)
 
     # ── the HEAD of a large object ─────────────────────────────────────────────────────────────────────────────────
 
@@ -615,8 +617,8 @@ class RequestScheduler:
             received_bytes = completion.received_bytes
             self._received_bytes += received_bytes
             if self._waiting:
-                self._window.starving()
-            self._window.completed(received_bytes, now_s, throttled=throttled)
+                self._concurrency.starving()
+            self._concurrency.completed(received_bytes, now_s, throttled=throttled)
             self._learn_size(received_bytes)
             part.completion = completion
             read = part.read

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.checksums import algorithms as checksums
 from penstock.config import MIB
 from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
-from penstock.fetch.window import Window
+from penstock.fetch.concurrency import Concurrency
 from penstock.memory.buffers import byte_view, bytes_buffer
 from penstock.store.inflight import InFlight, perform
 from penstock.system import forks
@@ -217,7 +217,7 @@ class Upload:
         self.upload_id: str | None = None  # the store's name of the upload; None before the first part
         self.started = False
         self._pending_bytes = 0
-        self._window = Window(limit=requests_min, limit_min=1, limit_max=REQUESTS_MAX)
+        self._window = Concurrency(limit=requests_min, limit_min=1, limit_max=REQUESTS_MAX)
         self._memory: dict[int, memoryview] = {}  # memory of the parts in flight, to be used again
         self._spare: list[memoryview] = []
         self._lengths: list[int] = []

@@ -417,6 +417,20 @@ def test_closing_ends_what_waits_and_releases_the_memory() -> None:
     assert isinstance(reader.results[-1], ClosedError)
 
 
+def test_what_closed_objects_held_takes_no_room_from_others() -> None:
+    """Of an open object the bytes stay that were read in part, however many objects were read in part and closed."""
+    reader = Reader(HeldCore(MIB), budget_bytes=32 * MIB)
+    reader.read(0, 1000)
+    for _ in range(8):
+        other = PositionedObject(reader.reads, reader.core.info)
+        other.read(0, 1000, reader.results.append)
+        reader.core.answer_all()
+        other.close()
+    requests_count = len(reader.core.requests)
+    assert reader.read(5000, 1000) == 1000
+    assert len(reader.core.requests) == requests_count
+
+
 def test_one_of_several_readers_gives_up() -> None:
     """The reads of a reader that is closed end; those of the others, which share the request, do not."""
     reader = Reader(HeldCore(40 * MIB))

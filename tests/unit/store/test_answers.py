@@ -16,7 +16,7 @@ CODES = (None, "NoSuchKey", "InternalError", *sorted(THROTTLES))
 
 @pytest.mark.parametrize("code", CODES)
 def test_an_answer_that_shrinks_the_window_is_a_throttled_error(code: str | None) -> None:
-    """The flag to which ``Window`` adapts and the error that the caller sees agree on every status."""
+    """The flag to which ``Concurrency`` adapts and the error that the caller sees agree on every status."""
     for status in STATUSES:
         is_error = isinstance(status_error(status, {}, code, None), ThrottledError)
         assert is_error == is_throttled(status, code), (status, code)

@@ -1,4 +1,4 @@
-"""The window of requests in flight: grows while that pays, steps back where it does not, halves when throttled."""
+"""The concurrency of requests in flight: grows while that pays, steps back where it does not, halves when throttled."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import given
 
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.fetch import Budget, PlanItem
+from penstock.fetch.concurrency import Concurrency
 from penstock.fetch.read_ahead import ReadAhead
-from penstock.fetch.window import Window
 from penstock.store import MemoryStore
 from penstock.types import ByteRange, Get
 
 
 def feed(
-    window: Window,
+    concurrency: Concurrency,
     *,
     windows: int,
     bytes_each: int,
@@ -30,58 +30,58 @@ def feed(
 ) -> float:
     """Complete `windows` windows' worth of requests against a store of a given speed; returns the time."""
     for _ in range(windows):
-        for _ in range(window.limit):
+        for _ in range(concurrency.limit):
             if starving:
-                window.starving()
-            now_s += bytes_each / rate_bytes_per_s(window.limit)
-            window.completed(bytes_each, now_s, throttled=False)
+                concurrency.starving()
+            now_s += bytes_each / rate_bytes_per_s(concurrency.limit)
+            concurrency.completed(bytes_each, now_s, throttled=False)
     return now_s
 
 
 def test_it_grows_while_throughput_grows() -> None:
     """A starving consumer and a store that scales: the limit reaches its maximum, and not beyond."""
-    window = Window(limit=4, limit_min=1, limit_max=100)
-    feed(window, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6)
-    assert window.limit == 100
+    concurrency = Concurrency(limit=4, limit_min=1, limit_max=100)
+    feed(concurrency, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6)
+    assert concurrency.limit == 100
 
 
 def test_it_stays_where_nobody_waits() -> None:
     """Without a starving consumer it never grows."""
-    window = Window(limit=4, limit_min=1, limit_max=100)
-    feed(window, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6, starving=False)
-    assert window.limit == 4
+    concurrency = Concurrency(limit=4, limit_min=1, limit_max=100)
+    feed(concurrency, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6, starving=False)
+    assert concurrency.limit == 4
 
 
 def test_it_steps_back_where_more_brings_nothing() -> None:
     """A store whose throughput ends at 8 requests is not asked with many more."""
-    window = Window(limit=2, limit_min=1, limit_max=256)
-    feed(window, windows=30, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: min(limit, 8) * 100e6)
-    assert 8 <= window.limit <= 16
+    concurrency = Concurrency(limit=2, limit_min=1, limit_max=256)
+    feed(concurrency, windows=30, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: min(limit, 8) * 100e6)
+    assert 8 <= concurrency.limit <= 16
 
 
 def test_it_does_not_grow_where_the_receiving_thread_is_busy() -> None:
     """A thread that runs all the time while it receives gets no more requests, whatever the consumer wants."""
     spent_s = 0.0
-    window = Window(limit=8, limit_min=1, limit_max=256, cpu_s=lambda: spent_s)
+    concurrency = Concurrency(limit=8, limit_min=1, limit_max=256, cpu_s=lambda: spent_s)
     now_s = 1.0
     for _ in range(400):
-        window.starving()
+        concurrency.starving()
         now_s += 0.01
         spent_s += 0.009
-        window.completed(8 * MIB, now_s, throttled=False)
-    assert window.limit == 8
+        concurrency.completed(8 * MIB, now_s, throttled=False)
+    assert concurrency.limit == 8
 
 
 def test_throttling_halves_it_once_per_window() -> None:
     """SlowDown halves the limit; a burst of them counts once; the minimum holds."""
-    window = Window(limit=64, limit_min=3, limit_max=256)
+    concurrency = Concurrency(limit=64, limit_min=3, limit_max=256)
     for _ in range(20):
-        window.completed(0, 1.0, throttled=True)
-    assert window.limit == 32
+        concurrency.completed(0, 1.0, throttled=True)
+    assert concurrency.limit == 32
     for _ in range(2000):
-        window.completed(0, 1.0, throttled=True)
-        window.completed(1000, 1.0, throttled=False)
-    assert window.limit == 3
+        concurrency.completed(0, 1.0, throttled=True)
+        concurrency.completed(1000, 1.0, throttled=False)
+    assert concurrency.limit == 3
 
 
 @given(
@@ -90,14 +90,14 @@ def test_throttling_halves_it_once_per_window() -> None:
 )
 def test_it_never_leaves_its_bounds(limit: int, events: list[tuple[int, float, bool, bool]]) -> None:
     """Whatever happens, the limit stays between its minimum and maximum."""
-    window = Window(limit=limit, limit_min=1, limit_max=40)
+    concurrency = Concurrency(limit=limit, limit_min=1, limit_max=40)
     now_s = 0.0
     for received_bytes, wait_s, throttled, starving in events:
         if starving:
-            window.starving()
+            concurrency.starving()
         now_s += wait_s
-        window.completed(received_bytes, now_s, throttled=throttled)
-        assert 1 <= window.limit <= 40
+        concurrency.completed(received_bytes, now_s, throttled=throttled)
+        assert 1 <= concurrency.limit <= 40
 
 
 class Silent:
@@ -128,12 +128,12 @@ def test_it_begins_wider_where_answers_are_known_to_be_small(size_bytes: int | N
 
 
 def test_a_window_may_shrink_below_what_is_planned() -> None:
-    """A window that shrinks while many more requests are planned than it holds takes no more of the plan, and goes on."""
+    """A concurrency that shrinks while many more requests are planned than it holds takes no more of the plan, and goes on."""
     plan = [PlanItem(f"k{number}", etag="e", size_bytes=1000) for number in range(2000)]
     reader = ReadAhead(Silent(), plan, config=FetchConfig(), budget=Budget(1 << 30), whole=True)  # type: ignore[arg-type]
     scheduler = reader._scheduler
     for limit in (256, 1, 1):
-        scheduler._window.limit = limit
+        scheduler._concurrency.limit = limit
         reader.start()
         assert len(scheduler._planned) + len(scheduler._sent) >= 512
     reader.close()

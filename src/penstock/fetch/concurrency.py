@@ -26,13 +26,13 @@ and connections cost: libcurl takes 30 µs more of CPU per small object with 256
 _LOOKS_MAX = 2
 _STEADY_MAX = 1.2
 """A rate is steady when it is less than this many times the one before it at the same limit."""
-_WINDOW_S_MIN = 0.02
+_MEASURED_S_MIN = 0.02
 """A measurement lasts at least this long, because completions come in bursts: measurements of 32 small objects on loopback,
 which take 5 ms, gave anything from 900 to 46 000 objects a second. With a latency of 20 ms or more it changes nothing."""
-_HOLD_WINDOWS_MIN = 4
-_HOLD_WINDOWS_MAX = 64
+_HOLD_MEASUREMENTS_MIN = 4
+_HOLD_MEASUREMENTS_MAX = 64
 _BACKOFF = 0.5
-_THROTTLED_HOLD_WINDOWS = 16
+_THROTTLED_HOLD_MEASUREMENTS = 16
 _BUSY_MIN = 0.8
 """The receiving thread is busy if it runs for this share of a measurement. While it decrypts objects of 100 KB on loopback
 it runs 90% of the time, and takes 213 µs for each with 256 requests in flight but 159 µs with 32. The first 800 MB that a
@@ -47,7 +47,7 @@ _REQUEST_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class Window:
+class Concurrency:
     """The number of requests to have in flight, adapted once for as many completions as it allows.
 
     Attributes:
@@ -73,7 +73,7 @@ class Window:
     _rate: float = 0.0
     _rate_here: float = 0.0  # the rate before, if it was measured at this limit too
     _hold: int = 0
-    _next_hold: int = _HOLD_WINDOWS_MIN
+    _next_hold: int = _HOLD_MEASUREMENTS_MIN
     _looks: int = 0
     _before: int = 0
     _since_shrink: int = 1 << 62  # completions since the store throttled last; the first time counts at once
@@ -107,7 +107,7 @@ class Window:
         self._bytes += received_bytes
         if throttled:
             self._shrink(now_s)
-        elif self._completed >= self.limit and now_s - self._since_s >= _WINDOW_S_MIN:
+        elif self._completed >= self.limit and now_s - self._since_s >= _MEASURED_S_MIN:
             self._adapt(now_s)
 
     def _shrink(self, now_s: float) -> None:
@@ -115,7 +115,7 @@ class Window:
         if self._since_shrink > self.limit:
             self._since_shrink = 0
             self.limit = max(self.limit_min, int(self.limit * _BACKOFF))
-        self._hold = _THROTTLED_HOLD_WINDOWS
+        self._hold = _THROTTLED_HOLD_MEASUREMENTS
         self._looks = 0
         self._restart(now_s)
 
@@ -131,7 +131,7 @@ class Window:
             self._rate = rate
         elif self._starved and self.limit < self.limit_max and not self._is_busy(elapsed_s):
             if self._looks:
-                self._next_hold = _HOLD_WINDOWS_MIN  # the last step paid
+                self._next_hold = _HOLD_MEASUREMENTS_MIN  # the last step paid
             self._rate, self._looks = rate, 0
             if self.waits_for_steady_rate and not self._is_small() and rate > _STEADY_MAX * self._rate_here:
                 self._rate_here = rate
@@ -157,7 +157,7 @@ class Window:
             self.limit = min(self.limit_max, max(self.limit, _SMALL_LIMIT_MIN))
         self._looks, self._rate_here = 0, 0.0
         self._hold = self._next_hold
-        self._next_hold = min(_HOLD_WINDOWS_MAX, 2 * self._next_hold)
+        self._next_hold = min(_HOLD_MEASUREMENTS_MAX, 2 * self._next_hold)
 
     def _factor(self) -> int:
         """Four for small answers, because saving a round trip matters more than a few requests too many."""
