@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
@@ -93,22 +93,21 @@ class Epoch:
             return self._open_out_of_order()
         if consensus is not None and batches is None:
             return AgreedBatches(
-                backend,
-                self._finisher(),
+                backend=backend,
+                finisher=self._finisher(),
                 consensus=consensus,
                 rows_count=plan.rows_count,
                 first_number=self.first_batch,
                 position=position,
                 ends_with_last=plan.ends_with_last,
             )
-        if plan.is_rebatched and stride[1] > 1:
-            backend = _EveryNth(backend, skip_count=(stride[0] - self.first_batch) % stride[1], every=stride[1])
         return BatchSource(
-            backend,
-            self._finisher(),
+            backend=backend,
+            finisher=self._finisher(),
             rows_count=plan.rows_count,
             first_number=self.first_batch,
             stride=stride,
+            makes_all=plan.is_rebatched,
             batches=batches,
         )
 
@@ -149,8 +148,8 @@ class Epoch:
             raise
         remaining = SelectedBatchesFeed(feed, size=plan.rows_count, first_batch=0, chosen=handed_out.makes)
         return BatchSource(
-            self._start_threads(remaining, is_counted=batches is not None, in_order=plan.options.in_order),
-            self._finisher(),
+            backend=self._start_threads(remaining, is_counted=batches is not None, in_order=plan.options.in_order),
+            finisher=self._finisher(),
             rows_count=plan.rows_count,
             first_number=self.first_batch,
             batches=batches,
@@ -255,26 +254,6 @@ class Epoch:
         return division, backend
 
 
-class _EveryNth:
-    """Every n-th batch of a backend whose stages change the number of samples, so that it has to make all of them."""
-
-    def __init__(self, backend: Backend, *, skip_count: int, every: int) -> None:
-        self._backend = backend
-        self._skip_count = skip_count  # batches before the next one that is wanted
-        self._every = every
-        self.has_next = backend.has_next
-        self.close = backend.close
-
-    def next_batch(self) -> Delivery | None:
-        while self._skip_count:
-            if self._backend.next_batch() is None:
-                return None
-            self._skip_count -= 1
-        delivery = self._backend.next_batch()
-        self._skip_count = self._every - 1
-        return delivery
-
-
 FAILED = -(1 << 62)
 """The answer of a rank that failed, smaller than any other."""
 
@@ -306,46 +285,40 @@ class Backend(Protocol):
         """End the threads or worker processes; idempotent."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BatchSource:
     """Hands out the batches of the rest of an epoch: those that one backend makes.
 
-    Args:
+    Attributes:
         backend: Makes the batches.
         finisher: Finishes them.
         rows_count: Number of rows of a full batch.
         first_number: Number, in the epoch, of the batch at which the rest of the epoch begins.
-        stride: ``(j, n)``: the backend makes only the batches whose number mod n is j.
+        stride: ``(j, n)``: only the batches whose number mod n is j are handed out.
+        makes_all: Whether the backend makes the others as well, because its stages change the number of samples.
         batches: Positions of all batches from `first_number` on; None if their number is known only after reading.
         handed_out: Account of batches that are handed out in any order; they are numbered as they come. None: in order.
-
-    Attributes:
         agrees_each_batch: Whether the ranks reach a consensus before each batch.
     """
 
-    agrees_each_batch = False
+    agrees_each_batch: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        backend: Backend,
-        finisher: Finisher,
-        *,
-        rows_count: int,
-        first_number: int = 0,
-        stride: tuple[int, int] = (0, 1),
-        batches: Batches | None = None,
-        handed_out: HandedOut | None = None,
-    ) -> None:
-        self._backend = backend
-        self._finisher = finisher
-        self._rows_count = rows_count
-        self._batches = batches
-        self._handed_out = handed_out
-        which, self._step = stride
-        self._next_index = (which - first_number) % self._step  # of the next batch, counted from `first_number`
-        self._first_number = first_number
+    backend: Backend
+    finisher: Finisher
+    rows_count: int
+    first_number: int = 0
+    stride: tuple[int, int] = (0, 1)
+    makes_all: bool = False
+    batches: Batches | None = None
+    handed_out: HandedOut | None = None
+
+    def __post_init__(self) -> None:
+        self._which, self._every = self.stride
+        self._step = 1 if self.makes_all else self._every
+        self._next_index = (self._which - self.first_number) % self._step  # of the next batch, from `first_number` on
         self._stop: int | None = None  # index after the last batch
-        if batches is not None:
-            self._stop = len(batches) - (handed_out.before_count if handed_out is not None else 0)
+        if self.batches is not None:
+            self._stop = len(self.batches) - (self.handed_out.before_count if self.handed_out is not None else 0)
 
     def next(self) -> NumberedBatch | None:
         """The next batch that the finisher does not skip; None at the end of the epoch. Blocks.
@@ -355,91 +328,78 @@ class BatchSource:
             ClosedError: The source was closed, or this process inherited it through ``fork``.
         """
         while self._stop is None or self._next_index < self._stop:
-            delivery = self._backend.next_batch()
+            delivery = self.backend.next_batch()
             if delivery is None and self._stop is None:
                 return None
             index = self._next_index
-            number = self._first_number + index
+            number = self.first_number + index
             self._next_index += self._step
-            if self._handed_out is not None:
+            if number % self._every != self._which:
+                continue
+            if self.handed_out is not None:
                 # without a delivery it is the last batch, of which this rank has no sample
-                index = self._handed_out.number_of(index if delivery is None else delivery.number)
-            rows_count, position = self._rows_count, None if delivery is None else delivery.position
-            if self._batches is not None:
-                span = self._batches.span(index)
-                rows_count, position = -(-len(span) // self._batches.world_size), IndexPosition(span.stop)
-            if self._handed_out is not None:
-                position = self._handed_out.take(index, position)
-            if not self._finisher.skips(delivery):
+                index = self.handed_out.number_of(index if delivery is None else delivery.number)
+            rows_count, position = self.rows_count, None if delivery is None else delivery.position
+            if self.batches is not None:
+                span = self.batches.span(index)
+                rows_count, position = -(-len(span) // self.batches.world_size), IndexPosition(span.stop)
+            if self.handed_out is not None:
+                position = self.handed_out.take(index, position)
+            if not self.finisher.skips(delivery):
                 assert position is not None
-                return NumberedBatch(self._finisher.finish(delivery, rows_count), position, number)
+                return NumberedBatch(self.finisher.finish(delivery, rows_count), position, number)
         return None
 
     def close(self) -> None:
         """End the threads or worker processes; idempotent."""
-        self._backend.close()
+        self.backend.close()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AgreedBatches(BatchSource):
     """Batches of ranks that do not know how many the others have: before each batch they agree whether all go on.
 
-    Args:
-        backend: Makes this rank's batches.
-        finisher: Finishes them.
+    Attributes:
         consensus: Consensus of the ranks.
-        rows_count: Number of rows of a full batch.
-        first_number: Number, in the epoch, of the first batch that `backend` makes.
-        position: Position before the first batch.
+        position: Position before the next batch.
         ends_with_last: Whether all ranks go on until the last one runs out, those that have run out with padding; otherwise
             the epoch ends when the first one runs out.
     """
 
-    agrees_each_batch = True
+    agrees_each_batch: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        backend: Backend,
-        finisher: Finisher,
-        *,
-        consensus: RankConsensus,
-        rows_count: int,
-        first_number: int,
-        position: Position,
-        ends_with_last: bool,
-    ) -> None:
-        super().__init__(backend, finisher, rows_count=rows_count, first_number=first_number)
-        self._consensus = consensus
-        self._position = position
-        self._ends_with_last = ends_with_last
-        self._goes_on: bool | None = None  # what the ranks agreed on for the next batch; None: they have not yet
+    consensus: RankConsensus
+    position: Position
+    ends_with_last: bool
+    _goes_on: bool | None = None  # what the ranks agreed on for the next batch; None: they have not yet
 
     def next(self) -> NumberedBatch | None:
         """The next batch that the finisher does not skip, if all ranks go on. They also agree on the batch after it here."""
         if self._goes_on is None:
             self._goes_on = self._agree()
         while self._goes_on:
-            with self._consensus.reporting_failure():
-                delivery = self._backend.next_batch()
-                number = self._first_number + self._next_index
+            with self.consensus.reporting_failure():
+                delivery = self.backend.next_batch()
+                number = self.first_number + self._next_index
                 self._next_index += 1
                 if delivery is not None and delivery.position is not None:
-                    self._position = delivery.position
-                skips = self._finisher.skips(delivery)
-                batch = None if skips else self._finisher.finish(delivery, self._rows_count)
+                    self.position = delivery.position
+                skips = self.finisher.skips(delivery)
+                batch = None if skips else self.finisher.finish(delivery, self.rows_count)
             self._goes_on = None  # in case the consensus fails
             self._goes_on = self._agree()
             if not skips:
-                return NumberedBatch(batch, self._position, number)
+                return NumberedBatch(batch, self.position, number)
         return None
 
     def _agree(self) -> bool:
         """Whether all ranks go on with another batch."""
-        self._consensus.check()
-        with self._consensus.reporting_failure():
-            has_next = self._backend.has_next()
-        if self._ends_with_last:
-            return self._consensus.smallest(int(not has_next)) == 0
-        return self._consensus.smallest(int(has_next)) > 0
+        self.consensus.check()
+        with self.consensus.reporting_failure():
+            has_next = self.backend.has_next()
+        if self.ends_with_last:
+            return self.consensus.smallest(int(not has_next)) == 0
+        return self.consensus.smallest(int(has_next)) > 0
 
 
 class RankConsensus:

@@ -147,7 +147,7 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:
         transforms = tuple(map(SampleTransform, pipeline.flat().leaves))
-        plan = Planner(pipeline, options=given, transforms=transforms, meter=Meter()).plan(finder)
+        plan = Planner(pipeline=pipeline, options=given, transforms=transforms, meter=Meter()).plan(finder)
         made, refusal = _explanation(pipeline, plan, given)
     finally:
         finder.close()

@@ -25,10 +25,13 @@ PREFETCH_BATCHES = 2
 PREFETCH_BYTES = 4 * MIB
 """More than ``PREFETCH_BATCHES`` batches wait while together they are smaller than this. Two batches of 128 samples of 3 KB
 are made in a millisecond; a reader that then waits for the training loop spends as long on handing over the interpreter."""
-PREFETCH_BATCHES_MAX = 1024
-THREADS_MAX = 256
-PROCESSES_MAX = 128
 INDEXES = ("auto", "require", "stream")
+_BOUNDS = (("threads", 1, 256), ("lanes", 1, None), ("prefetch_batches", 1, 1024))
+_FUNCTIONS = (
+    ("on_epoch", "of an epoch and its statistics"),
+    ("agree", "that takes an int and returns the smallest of all ranks"),
+    ("share", "that calls its argument on one rank"),
+)
 
 
 class LoaderArguments(TypedDict, total=False):
@@ -82,8 +85,13 @@ class LoaderOptions:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_functions()
+        check_whole("processes", self.processes, 0, 128)
+        for name, low, high in _BOUNDS:
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, low, high)
+        for name, what in _FUNCTIONS:
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise ConfigError(f"{name}={value!r} must be a function {what}")
         self._check_stride()
         check_configs(fetch=self.fetch)
         check_path("index_dir", self.index_dir)
@@ -97,25 +105,6 @@ class LoaderOptions:
             from penstock.cache import CacheConfig  # here, so that a loader without a cache does not import it
 
             CacheConfig.of(self.cache)
-
-    def _check_numbers(self) -> None:
-        if self.threads is not None:
-            check_whole("threads", self.threads, 1, THREADS_MAX)
-        if self.lanes is not None:
-            check_whole("lanes", self.lanes, 1)
-        check_whole("processes", self.processes, 0, PROCESSES_MAX)
-        if self.prefetch_batches is not None:
-            check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
-
-    def _check_functions(self) -> None:
-        if self.on_epoch is not None and not callable(self.on_epoch):
-            raise ConfigError(f"on_epoch={self.on_epoch!r} must be a function of an epoch and its statistics")
-        if self.agree is not None and not callable(self.agree):
-            raise ConfigError(
-                f"agree={self.agree!r} must be a function that takes an int and returns the smallest of all ranks"
-            )
-        if self.share is not None and not callable(self.share):
-            raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
 
     def _check_stride(self) -> None:
         try:

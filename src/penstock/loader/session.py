@@ -164,7 +164,7 @@ class Session:
 
     def _planned(self, options: LoaderOptions) -> LoaderPlan:
         planner = Planner(
-            self.pipeline, options=options, transforms=self.transforms, meter=self.meter, state=self._loaded
+            pipeline=self.pipeline, options=options, transforms=self.transforms, meter=self.meter, state=self._loaded
         )
         plan = planner.plan(self._finder)
         if plan.read_plan.memory is not None:

@@ -15,7 +15,39 @@ _TOKEN_MAX = {"int64": (1 << 63) - 1, "int32": (1 << 31) - 1, "uint32": (1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class _BatchStage:
+    """What all stages that form batches have; ``Batch`` describes the fields."""
+
+    drop_last: bool = False
+    collate: Callable[[list[dict[str, Any]]], Any] | None = None
+    pad: tuple[tuple[str, float], ...] = ()
+    ragged: tuple[str, ...] = ()
+
+    def check_shapes(self) -> None:
+        """Check the fields of this class.
+
+        Raises:
+            ConfigError: One is not valid.
+        """
+        if self.collate is not None and not callable(self.collate):
+            raise ConfigError(f"collate={self.collate!r} must be a function of a list of samples")
+        names = [*(name for name, _ in self.pad), *self.ragged]
+        for name in names:
+            if not isinstance(name, str) or not name or name.startswith("__"):
+                raise ConfigError(f"pad= and ragged= take names of fields, not {name!r}")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"pad= and ragged= name a field more than once: {names}")
+
+    def shown(self) -> str:
+        """Return the fields of this class that differ from their defaults, as ``repr`` shows them."""
+        options = ", drop_last=True" if self.drop_last else ""
+        options += "" if self.collate is None else f", collate={function_name(self.collate)}"
+        options += f", pad={dict(self.pad)!r}" if self.pad else ""
+        return options + (f", ragged={list(self.ragged)!r}" if self.ragged else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(_BatchStage):
     """Batches of `size` samples per rank, or of `global_size` samples over all ranks.
 
     Attributes:
@@ -29,10 +61,6 @@ class Batch:
 
     size: int | None = None
     global_size: int | None = None
-    drop_last: bool = False
-    collate: Callable[[list[dict[str, Any]]], Any] | None = None
-    pad: tuple[tuple[str, float], ...] = ()
-    ragged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.size is None) == (self.global_size is None):
@@ -43,15 +71,15 @@ class Batch:
         for count in (self.size, self.global_size):
             if count is not None and not _is_positive(count):
                 raise ConfigError(f".batch({count!r}) must be a whole number of samples, at least 1")
-        _check_shapes(self.collate, self.pad, self.ragged)
+        self.check_shapes()
 
     def __repr__(self) -> str:
         size = f"{self.size}" if self.size is not None else f"global_size={self.global_size}"
-        return f".batch({size}{_shown(self)})"
+        return f".batch({size}{self.shown()})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchBySize:
+class BatchBySize(_BatchStage):
     """Batches of consecutive samples that are complete when the next sample would exceed a size in tokens, frames or bytes.
 
     Attributes:
@@ -73,10 +101,6 @@ class BatchBySize:
     padded: bool = False
     samples_max: int | None = None
     oversize: Oversize = "raise"
-    drop_last: bool = False
-    collate: Callable[[list[dict[str, Any]]], Any] | None = None
-    pad: tuple[tuple[str, float], ...] = ()
-    ragged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _is_positive(self.size_max):
@@ -87,7 +111,7 @@ class BatchBySize:
             raise ConfigError(f".batch_by_size(samples_max={self.samples_max!r}) must be at least 1")
         if self.oversize not in ("raise", "alone", "drop"):
             raise ConfigError(f".batch_by_size(oversize={self.oversize!r}) must be 'raise', 'alone' or 'drop'")
-        _check_shapes(self.collate, self.pad, self.ragged)
+        self.check_shapes()
 
     def size_of(self, sample: Mapping[str, Any]) -> int:
         """Return the size of one sample: the length of a field, or the result of the function.
@@ -110,7 +134,7 @@ class BatchBySize:
         options = ", padded=True" if self.padded else ""
         options += "" if self.samples_max is None else f", samples_max={self.samples_max}"
         options += "" if self.oversize == "raise" else f", oversize={self.oversize!r}"
-        return f".batch_by_size({self.size_max}, size={size}{options}{_shown(self)})"
+        return f".batch_by_size({self.size_max}, size={size}{options}{self.shown()})"
 
 
 class SizeBudget:
@@ -235,24 +259,6 @@ def padding_of(pad: Mapping[str, float] | str | Iterable[str] | None) -> tuple[t
     if isinstance(pad, Mapping):
         return tuple(pad.items())
     return tuple((name, 0) for name in names_of(pad, "pad="))
-
-
-def _check_shapes(collate: object, pad: tuple[tuple[str, float], ...], ragged: tuple[str, ...]) -> None:
-    if collate is not None and not callable(collate):
-        raise ConfigError(f"collate={collate!r} must be a function of a list of samples")
-    names = [*(name for name, _ in pad), *ragged]
-    for name in names:
-        if not isinstance(name, str) or not name or name.startswith("__"):
-            raise ConfigError(f"pad= and ragged= take names of fields, not {name!r}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"pad= and ragged= name a field more than once: {names}")
-
-
-def _shown(stage: Batch | BatchBySize) -> str:
-    options = ", drop_last=True" if stage.drop_last else ""
-    options += "" if stage.collate is None else f", collate={function_name(stage.collate)}"
-    options += f", pad={dict(stage.pad)!r}" if stage.pad else ""
-    return options + (f", ragged={list(stage.ragged)!r}" if stage.ragged else "")
 
 
 def _is_positive(count: object) -> bool:

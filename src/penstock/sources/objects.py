@@ -1,17 +1,19 @@
-"""``ObjectSampleReader``: samples that are objects of their own, or groups of objects with one stem."""
+"""Samples that are objects: each by itself, or groups with one stem (``ObjectSampleReader``), or what a function reads.
+
+A user's function of a key is called side by side in threads, ahead of the consumer (``FunctionReader``).
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import ClosedError
@@ -19,7 +21,7 @@ from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.formats.sample import NO_EXTENSION, member_of
 from penstock.sources.readers import LocatedSample, PackedStrings, StoredReader
-from penstock.system import forks
+from penstock.store.threaded import Pool
 from penstock.system.tracebacks import failed
 
 if TYPE_CHECKING:
@@ -148,6 +150,7 @@ JOIN_S_MAX = 5.0
 class _Call:
     """One call of the function. When ``done`` is set, it has fields or an error, or it is cancelled."""
 
+    read: ReadFunction
     number: int
     key: str
     fields: dict[str, memoryview] = field(default_factory=dict)
@@ -155,111 +158,40 @@ class _Call:
     is_cancelled: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
+    def run(self) -> None:
+        """Make the call, on a thread of a pool, unless it was cancelled."""
+        if not self.is_cancelled:
+            try:
+                result = self.read(self.key)
+                members = result if isinstance(result, Mapping) else {NO_EXTENSION: result}
+                self.fields = {name: memoryview(value) for name, value in members.items()}
+            except BaseException as error:
+                self.error = error
+            self.done.set()
+
     def cancel(self) -> None:
         """Cancel the call: it is not made unless it has already started, and its result is discarded."""
         self.is_cancelled = True
         self.done.set()
 
 
-class CallThreads:
-    """Threads that call a function. Every call starts another thread, up to `threads_max`.
-
-    Args:
-        read: The user's function, which takes a key and returns bytes, or the bytes of each field.
-        threads_max: Largest number of threads.
-    """
-
-    def __init__(self, read: ReadFunction, threads_max: int) -> None:
-        self.read = read
-        self.threads_max = threads_max
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def submit(self, number: int, key: str) -> _Call:
-        """Schedule a call of the function.
-
-        Args:
-            number: Number of the sample.
-            key: The key to call the function with.
-
-        Returns:
-            The call, which a thread makes.
-
-        Raises:
-            ClosedError: The threads were closed.
-        """
-        call = _Call(number, key)
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            self._calls.put(call)
-            if len(self._threads) < self.threads_max:
-                self._start_one()
-        return call
-
-    def close(self) -> None:
-        """Cancel waiting calls, and wait for running ones at most ``JOIN_S_MAX`` seconds; idempotent."""
-        with self._lock:
-            self._closed = True
-        with suppress(Empty):
-            while (call := self._calls.get_nowait()) is not None:
-                call.cancel()
-        self._end_threads()
-        deadline_s = time.monotonic() + JOIN_S_MAX
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-
-    def __del__(self) -> None:
-        if hasattr(self, "_threads"):  # the threads refer to the queue only, so they end with the last reader
-            self._end_threads()
-
-    def _end_threads(self) -> None:
-        for _ in self._threads:
-            self._calls.put(None)
-
-    def _start_one(self) -> None:
-        name = f"penstock-read-fn-{len(self._threads)}"
-        thread = threading.Thread(target=_work, args=(self._calls, self.read), name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-
-def _work(calls: SimpleQueue[_Call | None], read: ReadFunction) -> None:
-    """Make the calls in the queue until it holds None."""
-    while (call := calls.get()) is not None:
-        if call.is_cancelled:
-            continue
-        try:
-            result = read(call.key)
-            members = result if isinstance(result, Mapping) else {NO_EXTENSION: result}
-            call.fields = {name: memoryview(value) for name, value in members.items()}
-        except BaseException as error:
-            call.error = error
-        call.done.set()
-        del call  # do not keep its bytes while the thread waits for the next call
-
-
 class CallStream:
     """Samples that a function reads, in the order of their numbers; calls run ahead of the consumer.
 
     Args:
-        threads: The threads that call the function.
-        keys: The key of each sample.
+        reader: The keys of the samples, and the function.
+        pool: The threads that call the function.
         numbers: Numbers of the samples; pulled by the iterating thread.
-        owns_threads: Whether the threads end with the stream.
+        owns_pool: Whether the threads end with the stream.
     """
 
-    def __init__(
-        self, threads: CallThreads, keys: PackedStrings, numbers: Iterable[int], *, owns_threads: bool
-    ) -> None:
-        self._threads = threads
-        self._keys = keys
+    def __init__(self, reader: FunctionReader, pool: Pool, numbers: Iterable[int], *, owns_pool: bool) -> None:
+        self._reader = reader
+        self._pool = pool
         self._numbers = iter(numbers)
-        self._owns_threads = owns_threads
         self._calls: deque[_Call] = deque()
-        self._ahead_count = CALLS_AHEAD_PER_THREAD * threads.threads_max
+        self._ahead_count = CALLS_AHEAD_PER_THREAD * pool.threads_max
+        self._end = weakref.finalize(self, _end, self._calls, pool if owns_pool else None)
 
     def __iter__(self) -> Self:
         return self
@@ -273,30 +205,37 @@ class CallStream:
         """
         calls = self._calls
         while len(calls) < self._ahead_count and (number := next(self._numbers, None)) is not None:
-            calls.append(self._threads.submit(number, self._keys[number]))
+            call = _Call(self._reader.read, number, self._reader.keys[number])
+            self._pool.put(call)
+            calls.append(call)
         if not calls:
             raise StopIteration
         call = calls[0]
         call.done.wait()
         if call.is_cancelled:
-            raise _closed()
+            raise ClosedError("the source was closed while its samples were read")
         calls.popleft()
         if call.error is not None:
-            raise failed(self._threads.read, call.error, stage="read", sample_key=call.key) from call.error
+            raise failed(call.read, call.error, stage="read", sample_key=call.key) from call.error
         size_bytes = sum(map(len, call.fields.values()))
         return call.number, Sample(call.key, call.fields, 0, size_bytes), call.key
 
     def close(self) -> None:
-        """Cancel the calls that have not started; any thread may call this; idempotent."""
-        for call in list(self._calls):
-            call.cancel()
-        if self._owns_threads:
-            self._threads.close()
+        """Cancel the calls that have not started, and wait a while for the others; any thread may call this; idempotent."""
+        _join(self._end() or ())
 
-    def __del__(self) -> None:
-        if hasattr(self, "_calls"):
-            for call in self._calls:
-                call.cancel()
+
+def _end(calls: deque[_Call], pool: Pool | None) -> list[threading.Thread]:
+    """Cancel calls, and let the threads of a pool end."""
+    for call in list(calls):
+        call.cancel()
+    return [] if pool is None else pool.end()
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    deadline_s = time.monotonic() + JOIN_S_MAX
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class FunctionReader:
@@ -304,34 +243,35 @@ class FunctionReader:
 
     Args:
         source: The keys and the function.
+
+    Attributes:
+        read: The function.
+        keys: The keys.
     """
 
     store: Store | None = None
 
     def __init__(self, source: Objects) -> None:
         assert source.read is not None
-        self._read: ReadFunction = source.read
-        self._keys = PackedStrings(source.urls)
+        self.read: ReadFunction = source.read
+        self.keys = PackedStrings(source.urls)
+        self._make_pool()
+
+    def _make_pool(self) -> None:
         self._by_key: dict[str, int] | None = None
-        self._make_threads()
-
-    def _make_threads(self) -> None:
-        self._threads = CallThreads(self._read, THREADS_MAX)
-        forks.register(self)
-
-    def after_fork_in_child(self) -> None:
-        """Replace the threads, which are the parent's."""
-        self._make_threads()
+        self._streams: weakref.WeakSet[CallStream] = weakref.WeakSet()
+        self._pool = Pool(threads_max=THREADS_MAX, name="read-fn")
+        self._end = weakref.finalize(self, self._pool.end)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_threads": None, "_by_key": None}
+        return {"read": self.read, "keys": self.keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._make_threads()
+        self._make_pool()
 
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
         """Read some samples, in the order of `numbers`."""
@@ -345,9 +285,11 @@ class FunctionReader:
             threads_count: Number of threads that call the function for this stream; None: the threads that all streams
                 of the reader share.
         """
+        pool = self._pool if threads_count is None else Pool(threads_max=threads_count, name="read-fn")
+        stream = CallStream(self, pool, numbers, owns_pool=threads_count is not None)
         if threads_count is None:
-            return CallStream(self._threads, self._keys, numbers, owns_threads=False)
-        return CallStream(CallThreads(self._read, threads_count), self._keys, numbers, owns_threads=True)
+            self._streams.add(stream)
+        return stream
 
     def requests(self, number: int) -> Sequence[PlanItem]:
         """Return nothing, because the function reads."""
@@ -356,18 +298,16 @@ class FunctionReader:
 
     def iter_keys(self) -> Iterator[str]:
         """Iterate over the keys of all samples, in order."""
-        return iter(self._keys)
+        return iter(self.keys)
 
     def find(self, key: str) -> int | None:
         """Return the number of the first sample with this key, or None. Cost: the first call makes a dict of all keys."""
         if self._by_key is None:
-            self._by_key = {key: number for number, key in reversed(list(enumerate(self._keys)))}
+            self._by_key = {key: number for number, key in reversed(list(enumerate(self.keys)))}
         return self._by_key.get(key)
 
     def close(self) -> None:
         """Wait for running calls at most ``JOIN_S_MAX`` seconds, and end the threads; idempotent."""
-        self._threads.close()
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the source was closed while its samples were read")
+        for stream in list(self._streams):
+            stream.close()
+        _join(self._end() or ())

@@ -12,12 +12,14 @@ import math
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from itertools import accumulate, groupby, islice, pairwise
-from operator import itemgetter
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import KIB, FetchConfig
 from penstock.memory.ranges import REQUEST_COST_BYTES, covering, near_groups
+from penstock.store.base import MultiStore
+from penstock.fetch import coalesce
+from penstock.memory.ranges import REQUEST_COST_BYTES
 from penstock.store.base import MultiStore
 from penstock.store.traced import StoreStatistics
 
@@ -322,7 +324,7 @@ def merged_reads(
         config: How the stores are read.
         gap_bytes: The widest gap to read through; None: as ``gap_worth_bytes`` says.
     """
-    reads = [MergedRead(each.item, [each]) for each in ranges if each.item.span is None]
+    whole = [each for each in ranges if each.item.span is None]
     ordered = sorted((each.item.key, each.item.span, each) for each in ranges if each.item.span is not None)
     if gap_bytes is None:
         gaps = [after[1].start - before[1].end for before, after in pairwise(ordered) if before[0] == after[0]]
@@ -333,10 +335,12 @@ def merged_reads(
             break_even_bytes=0 if is_few else break_even_bytes(stores),
             requests_max=config.requests_max,
         )
-    for _, group in groupby(ordered, key=itemgetter(0)):
-        of_object = [(span, each) for _, span, each in group]
-        spans = [span for span, _ in of_object]
-        for first, stop in near_groups(spans, gap_bytes=gap_bytes, length_bytes_max=config.part_bytes):
-            inside = [each for _, each in of_object[first:stop]]
-            reads.append(MergedRead(inside[0].item._replace(span=covering(spans[first:stop])), inside))
-    return reads
+    wanted = [*whole, *(each for _, _, each in ordered)]
+    items = [each.item._replace(request_index=index) for index, each in enumerate(wanted)]
+    return [
+        MergedRead(
+            item._replace(cuts=(), request_index=0),
+            [wanted[cut.request_index] for cut in item.cuts] or [wanted[item.request_index]],
+        )
+        for item in coalesce(items, gap_bytes=gap_bytes, length_bytes_max=config.part_bytes)
+    ]

@@ -41,24 +41,6 @@ class ShardVersion(NamedTuple):
     size_bytes: int | None
 
 
-class ShardVersions:
-    """The versions of shards of one source that indexes and responses have added to what the listing says.
-
-    Shards themselves never change. Only this table is written while a job reads, by the threads that read.
-    """
-
-    def __init__(self) -> None:
-        self._learned: dict[Shard, ShardVersion] = {}
-
-    def learned(self, shard: Shard) -> ShardVersion | None:
-        """Return the version of a shard if it is known better than from the listing, otherwise None."""
-        return self._learned.get(shard)
-
-    def record(self, shard: Shard, version: ShardVersion) -> None:
-        """Replace the version of a shard; ``Shard.learn`` decides whether to."""
-        self._learned[shard] = version
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """One shard or object of a source; `versions` holds its ETag and size.
@@ -66,7 +48,8 @@ class Shard:
     Attributes:
         store: The store that it lies in.
         key: Key in `store`.
-        versions: Table of the ETags and sizes of the shards of its source.
+        versions: The versions of shards of its source that indexes and responses have added to what the listing says. Shards
+            themselves never change; only this table is written while a job reads, by the threads that read.
         format: Name of the format that the pipeline gives; None: the name or the first bytes of the shard tell.
         listed_etag: ETag in the listing; None if the listing has none or the shard was not listed.
         listed_size_bytes: Size in the listing, in bytes; None if the shard was not listed.
@@ -74,7 +57,7 @@ class Shard:
 
     store: Store
     key: Key
-    versions: ShardVersions = field(default_factory=ShardVersions)
+    versions: dict[Shard, ShardVersion] = field(default_factory=dict)
     format: str | None = None
     listed_etag: str | None = None
     listed_size_bytes: int | None = None
@@ -92,18 +75,18 @@ class Shard:
     @property
     def version(self) -> ShardVersion:
         """Version that this job reads; None if it is not known yet."""
-        return self.versions.learned(self) or ShardVersion(self.listed_etag, self.listed_size_bytes)
+        return self.versions.get(self) or ShardVersion(self.listed_etag, self.listed_size_bytes)
 
     @property
     def etag(self) -> str | None:
         """ETag of the version that this job reads; a later response with another ETag is an error."""
-        learned = self.versions.learned(self)
+        learned = self.versions.get(self)
         return self.listed_etag if learned is None else learned.etag
 
     @property
     def size_bytes(self) -> int | None:
         """Size in bytes of the version that this job reads; None if it is not known."""
-        learned = self.versions.learned(self)
+        learned = self.versions.get(self)
         return self.listed_size_bytes if learned is None else learned.size_bytes
 
     def learn(self, *, etag: str | None = None, size_bytes: int | None = None) -> None:
@@ -116,7 +99,7 @@ class Shard:
         known = self.version
         version = ShardVersion(known.etag or lasting_etag(etag), known.size_bytes if size_bytes is None else size_bytes)
         if version != known:
-            self.versions.record(self, version)
+            self.versions[self] = version
 
 
 _Entry: TypeAlias = "tuple[str, Key, str | None, int | None]"
@@ -128,10 +111,6 @@ class _Listing(NamedTuple):
 
     roots: list[str]  # URLs that stores connect to
     entries: list[tuple[int, Key, str | None, int | None]]  # of each shard: index of its root, key, ETag, size in bytes
-
-
-def _decoded(data: bytes) -> _Listing:
-    return _Listing(*json.loads(data))
 
 
 class ShardFinder:
@@ -176,13 +155,13 @@ class ShardFinder:
         """
         listing = self._listing
         if listing is None:
-            listing = self._list_all() if self._share is None else _decoded(self._share(self._encoded))
+            listing = self._list_all() if self._share is None else _Listing(*json.loads(self._share(self._encoded)))
         format_name = None
         if isinstance(self._source, Shards):
             self._listing = listing  # not of objects: millions of them would be held twice
             format_name = self._source.format
         stores = [self._store(root) for root in listing.roots]
-        versions = ShardVersions()
+        versions: dict[Shard, ShardVersion] = {}
         return [
             Shard(stores[root], key, versions, format_name, lasting_etag(etag), size_bytes)
             for root, key, etag, size_bytes in listing.entries
@@ -261,7 +240,7 @@ class ShardFinder:
             return self._list(url + "/", url, None)
         if not key:
             raise ConfigError(
-                f"{url!r} is a directory, but a list names single {self._noun}",
+                f"{url!r} is a directory, but a list names single {'objects' if self._takes_all else 'shards'}",
                 hint=f"to list a directory, end its URL with a slash: {url}/",
             )
         self._store(root)
@@ -301,10 +280,6 @@ class ShardFinder:
         if key.startswith(FOLDER) or f"/{FOLDER}" in key:  # penstock's own files, such as indexes
             return True
         return key.endswith("/") if self._takes_all else format_of_name(key) is None
-
-    @property
-    def _noun(self) -> str:
-        return "objects" if self._takes_all else "shards"
 
     def _store(self, root: str) -> Store:
         store = self._stores.get(root)

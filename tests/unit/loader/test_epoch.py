@@ -70,7 +70,7 @@ def counted(samples_count: int, **options: Any) -> Batches:
 def test_counted_batches_end_by_arithmetic() -> None:
     """Numbers and positions follow from the index; batches of which every sample was dropped are left out."""
     backend = Made("ab", "--", "c")
-    source = BatchSource(backend, Trimmer(2), rows_count=2, batches=counted(5), first_number=3)
+    source = BatchSource(backend=backend, finisher=Trimmer(2), rows_count=2, batches=counted(5), first_number=3)
     first = source.next()
     assert first is not None
     assert (first.position, first.number) == (IndexPosition(2), 3)
@@ -81,15 +81,15 @@ def test_counted_batches_end_by_arithmetic() -> None:
 
 def test_counted_batches_of_a_stride() -> None:
     """Every second batch has its own number and the position behind it."""
-    source = BatchSource(Made("cd", "gh"), Trimmer(2), rows_count=2, batches=counted(8), stride=(1, 2))
+    source = BatchSource(backend=Made("cd", "gh"), finisher=Trimmer(2), rows_count=2, batches=counted(8), stride=(1, 2))
     assert taken(source) == [("cd", 1), ("gh", 3)]
 
 
 def test_a_rank_without_a_sample_pads_the_last_batch() -> None:
     """The run has ended, the count has not: the last sample is repeated, and no row is valid."""
     source = BatchSource(
-        Made("a"),
-        Padder(lambda: None, is_variable=False),
+        backend=Made("a"),
+        finisher=Padder(lambda: None, is_variable=False),
         rows_count=1,
         batches=Batches(samples_count=3, global_size=2, rank=1, world_size=2),
     )
@@ -100,7 +100,9 @@ def test_a_rank_without_a_sample_pads_the_last_batch() -> None:
 
 def test_streamed_batches_raise_again_and_again() -> None:
     """An error stays where it is in the order."""
-    source = BatchSource(Made("ab", DecodeError("bad")), Trimmer(2), rows_count=2, first_number=3, stride=(1, 3))
+    source = BatchSource(
+        backend=Made("ab", DecodeError("bad")), finisher=Trimmer(2), rows_count=2, first_number=3, stride=(1, 3)
+    )
     first = source.next()
     assert first is not None
     assert first.number == 4
@@ -119,8 +121,8 @@ def test_agreed_batches_end_together(ends_with_last: bool, expected: int) -> Non
 
     finisher = Padder(lambda: None, is_variable=False) if ends_with_last else Trimmer(1)
     source = AgreedBatches(
-        Made("a", "b"),
-        finisher,
+        backend=Made("a", "b"),
+        finisher=finisher,
         consensus=RankConsensus(agree),
         rows_count=1,
         first_number=0,
@@ -139,8 +141,8 @@ def test_a_rank_that_fails_tells_the_others() -> None:
         return n
 
     source = AgreedBatches(
-        Made(DecodeError("bad")),
-        Trimmer(1),
+        backend=Made(DecodeError("bad")),
+        finisher=Trimmer(1),
         consensus=RankConsensus(agree),
         rows_count=1,
         first_number=0,
@@ -160,7 +162,12 @@ def test_out_of_order_batches_are_counted_in_the_order_in_which_they_come() -> N
     before = OutOfOrderPosition(IndexPosition(0), (1,), 2)
     handed_out = HandedOut(before, feed_position=IndexPosition(0), global_size=2)
     source = BatchSource(
-        Made("ab", "ef"), Trimmer(2), rows_count=2, first_number=1, batches=counted(6), handed_out=handed_out
+        backend=Made("ab", "ef"),
+        finisher=Trimmer(2),
+        rows_count=2,
+        first_number=1,
+        batches=counted(6),
+        handed_out=handed_out,
     )
     assert [handed_out.number_of(made) for made in range(2)] == [0, 2]
     found = source.next()

@@ -13,7 +13,7 @@ import penstock as ps
 from loading import write_counted
 from penstock import compose
 from penstock.errors import ClosedError, ObjectMissingError, UnsupportedFormatError
-from penstock.sources.shards import Shard, ShardFinder, ShardVersion, ShardVersions
+from penstock.sources.shards import Shard, ShardFinder, ShardVersion
 from penstock.store import Store
 from penstock.store.local import LocalStore
 from servers.faulty import FaultyServer
@@ -130,7 +130,7 @@ def test_urls_of_a_manifest_are_decoded_once(tmp_path: Path, scheme: str) -> Non
 
 def test_a_shard_keeps_the_first_etag_that_is_learned(tmp_path: Path) -> None:
     """What a listing or the first answer said of a version stays; sizes follow the answers; other shards are not touched."""
-    versions = ShardVersions()
+    versions: dict[Shard, ShardVersion] = {}
     store = LocalStore(tmp_path)
     named, listed = (
         Shard(store, "a", versions),
@@ -141,7 +141,7 @@ def test_a_shard_keeps_the_first_etag_that_is_learned(tmp_path: Path) -> None:
     listed.learn(etag='"4"', size_bytes=5)
     assert (named.etag, named.size_bytes, named.version) == ('"2"', 7, ShardVersion('"2"', 7))
     assert (listed.etag, listed.size_bytes) == ('"1"', 5)
-    assert versions.learned(listed) is None
+    assert listed not in versions
     assert (named.listed_etag, named.listed_size_bytes) == (None, None)
     copies = pickle.loads(pickle.dumps([named, listed]))
     assert [copy.version for copy in copies] == [named.version, listed.version]

@@ -7,7 +7,7 @@ of the same length; so the last sample is repeated where a rank has none, and ``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,27 +16,6 @@ if TYPE_CHECKING:
 
     from penstock.loader.batches.threads import Delivery
     from penstock.samples.columns import Layout
-
-
-class Finisher(Protocol):
-    """Turns a delivered batch into the batch for the training loop."""
-
-    def skips(self, delivery: Delivery | None) -> bool:
-        """Whether the training loop gets nothing for this delivery; None: the backend ended before this rank's last batch.
-
-        It is called once for each delivery. Ranks in step skip the same batches.
-        """
-
-    def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
-        """The batch for the training loop.
-
-        Args:
-            delivery: Batch that the backend delivered and that is not skipped; None if this rank has no sample of this batch.
-            rows_count: Number of rows that the batch has on every rank.
-
-        Raises:
-            DataError: The user's collate function failed.
-        """
 
 
 class Trimmer:
@@ -50,11 +29,18 @@ class Trimmer:
         self._full_rows_count = full_rows_count
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """Batches without a sample are left out."""
+        """Whether the training loop gets nothing for this delivery: a batch without a sample is left out.
+
+        It is called once for each delivery; None: the backend ended before this rank's last batch.
+        """
         return delivery is None or delivery.is_empty
 
     def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
-        """The samples that were kept; `rows_count` is ignored."""
+        """The batch for the training loop: the samples that were kept. `rows_count` is ignored.
+
+        Raises:
+            DataError: The user's collate function failed.
+        """
         del rows_count
         assert delivery is not None
         return _finished(delivery.layout, self._trimmed(delivery))
@@ -84,7 +70,10 @@ class Padder:
         self._has_searched = False
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """No batch is left out, because the other ranks hand out theirs, unless the epoch has no sample on any rank."""
+        """Whether the training loop gets nothing for this delivery, as on all other ranks: the epoch has no sample at all.
+
+        It is called once for each delivery; None: the backend ended before this rank's last batch.
+        """
         if self._row is None and not self._has_searched and (delivery is None or delivery.is_empty):
             self._has_searched = True
             found = self._find_any()
@@ -94,7 +83,15 @@ class Padder:
         return self._row is None and self._has_searched
 
     def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
-        """`rows_count` rows: the samples that were kept, each in its row, and the last sample again in all other rows."""
+        """The batch for the training loop: the samples that were kept, each in its row, and the last one in all other rows.
+
+        Args:
+            delivery: Batch that the backend delivered and that is not skipped; None if this rank has no sample of this batch.
+            rows_count: Number of rows that the batch has on every rank.
+
+        Raises:
+            DataError: The user's collate function failed.
+        """
         if delivery is not None and self._is_variable:
             rows_count = delivery.rows
         if delivery is None or delivery.is_empty:  # it only keeps this rank in step with the others
@@ -102,7 +99,11 @@ class Padder:
             row = _selected(self._row, np.zeros(rows_count, dtype=np.int64))
             return _finished(self._layout, {**row, "__valid__": np.zeros(rows_count, dtype=np.bool_)})
         batch = _masked(delivery, rows_count)
-        self._layout, self._row = delivery.layout, _last_row(batch)
+        self._layout = delivery.layout
+        self._row = {
+            name: column[-1:].copy() if isinstance(column, np.ndarray) else column[-1:]
+            for name, column in batch.items()
+        }
         return _finished(self._layout, batch)
 
 
@@ -141,12 +142,9 @@ def _selected(values: dict[str, Any], rows: Any) -> dict[str, Any]:
     }
 
 
-def _last_row(batch: dict[str, Any]) -> dict[str, Any]:
-    """The last row of a batch, copied."""
-    return {
-        name: column[-1:].copy() if isinstance(column, np.ndarray) else column[-1:] for name, column in batch.items()
-    }
-
-
 def _finished(layout: Layout | None, batch: dict[str, Any]) -> Any:
     return batch if layout is None else layout.finish(batch)
+
+
+Finisher: TypeAlias = Trimmer | Padder
+"""Turns a delivered batch into the batch for the training loop."""

@@ -8,10 +8,10 @@ that is resumed within its runs begins in the same way.
 from __future__ import annotations
 
 import threading
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.formats import Sample
-    from penstock.index import IndexPlace, ShardIndex, ShardRow
+    from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
     from penstock.loader.lanes.segments import ReadOptions, SampleSource, SourcedSamples
     from penstock.order import IndexedOrder, MixOrder
@@ -164,69 +164,32 @@ class ShardIndexes:
         return [self._segment(part.source, stored, number, fields) for number, stored in enumerate(part.stored)]
 
     def _segment(self, source: int, stored: Stored, number: int, fields: frozenset[str] | None) -> ShardSegment:
+        """What to read of a shard for some of its samples: a range if the index knows it, else the shard from its head."""
         data = self._sources[source]
-        shard = stored.shard % len(data.shards)
-        return segment_of(
-            stored,
+        shard_number = stored.shard % len(data.shards)
+        shard, row, place = data.shards[shard_number], data.rows[shard_number], data.place
+        known = self._loaded.get((source, shard_number))
+        first, count = stored.first, stored.samples_count
+        # the offsets in an index hold for its own format; a job that says more about the content of records changes none
+        is_of_index = shard.format is None or without_content(shard.format) == without_content(row.format)
+        has_bounds = is_of_index and row.has_offsets and FORMATS[row.format].unit == "sample"
+        segment = ShardSegment(
+            shard,
             number,
-            shard=data.shards[shard],
-            row=data.rows[shard],
-            place=data.place,
-            known=self._loaded.get((source, shard)),
-            fields=fields,
+            count=count,
+            bounds=(lambda: place.load_shard(row).offsets) if has_bounds and place is not None else None,
+            format=row.format,
             source=source,
         )
-
-
-def segment_of(
-    stored: Stored,
-    number: int,
-    *,
-    shard: Shard,
-    row: ShardRow,
-    place: IndexPlace | None,
-    known: ShardIndex | None,
-    fields: frozenset[str] | None,
-    source: int,
-) -> ShardSegment:
-    """What to read of a shard for some of its samples: a range of bytes if the index knows it, else the shard from its head.
-
-    Args:
-        stored: The samples.
-        number: Number of the segment in its lane.
-        shard: The shard that holds them.
-        row: The row of the shard in the index.
-        place: Where the index of the shard lies.
-        known: Index of the shard, if it was loaded.
-        fields: Fields to read; None: all.
-        source: Number of the source.
-    """
-    first, count = stored.first, stored.samples_count
-    # the offsets in an index hold for its own format; a job that says more about the content of records changes none
-    is_of_index = shard.format is None or without_content(shard.format) == without_content(row.format)
-    has_bounds = is_of_index and row.has_offsets and FORMATS[row.format].unit == "sample"
-    segment = ShardSegment(
-        shard,
-        number,
-        count=count,
-        bounds=partial(_bounds, place, row) if has_bounds and place is not None else None,
-        format=row.format,
-        source=source,
-    )
-    if not has_bounds or known is None or known.offsets is None:
-        segment.skip_count = first
+        if not has_bounds or known is None or known.offsets is None:
+            segment.skip_count = first
+            return segment
+        segment.first_sample = first
+        segment.offset_bytes = int(known.offsets[first]) if first else 0
+        segment.end_bytes = int(known.offsets[first + count]) if first + count < row.samples_count else None
+        if fields is not None and may_pay(shard, row, fields):
+            segment.spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
         return segment
-    segment.first_sample = first
-    segment.offset_bytes = int(known.offsets[first]) if first else 0
-    segment.end_bytes = int(known.offsets[first + count]) if first + count < row.samples_count else None
-    if fields is not None and may_pay(shard, row, fields):
-        segment.spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
-    return segment
-
-
-def _bounds(place: IndexPlace, row: ShardRow) -> Any:
-    """int64[samples + 1]: where the samples of a shard begin and end. Cost: a small read."""
-    return place.load_shard(row).offsets
 
 
 RUNS_BYTES_MIN = 8 * MIB
@@ -291,33 +254,25 @@ def is_enterable(format_name: str) -> bool:
     return form.unit == "sample" and not form.head and not form.decide
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstBatchPrefetch:
     """Chooses and reads the samples of the first batch.
 
-    Args:
+    Attributes:
         sources: The sources.
         indexes: Says where samples lie.
         reading: How lanes read.
         positions_count: Number of positions of the first batch, of all ranks.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[DataSource],
-        *,
-        indexes: ShardIndexes,
-        reading: ReadOptions,
-        positions_count: int,
-    ) -> None:
-        self._sources = sources
-        self._indexes = indexes
-        self._reading = reading
-        self._positions_count = positions_count
-        self._sample_bytes = [source.sample_bytes for source in sources]
+    sources: Sequence[DataSource]
+    indexes: ShardIndexes
+    reading: ReadOptions
+    positions_count: int
 
     def rounds_count(self, order: IndexedOrder | MixOrder) -> int:
         """Number of samples that each lane gives to the first batch."""
-        return -(-self._positions_count // order.lanes_count)
+        return -(-self.positions_count // order.lanes_count)
 
     def choose(
         self, order: IndexedOrder | MixOrder, rounds: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
@@ -329,7 +284,7 @@ class FirstBatchPrefetch:
             rounds: By lane, the number of samples that it has handed out before.
             parts: Numbers of lanes, and the rest of each source in them.
         """
-        sources = self._sources
+        sources, sizes = self.sources, [source.sample_bytes for source in self.sources]
         parts = [(number, part) for number, part in parts if sources[part.source].objects is None]
         index_rows = chain.from_iterable(sources[source].rows for source in {part.source for _, part in parts})
         if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in index_rows}):
@@ -340,13 +295,13 @@ class FirstBatchPrefetch:
         for number, part in parts:
             turns = order.sources_of(number, rounds[number], count)
             addresses = _next_to_leave(part, int(np.count_nonzero(turns == part.source)))
-            sample_bytes = self._sample_bytes[part.source]
+            sample_bytes = sizes[part.source]
             runs_bytes += part.run_count * sample_bytes
             chosen_bytes += len(addresses) * sample_bytes
             if addresses:
                 chosen[number, part.source] = addresses
         pays = runs_bytes >= max(RUNS_BYTES_MIN, RUNS_PER_PREFETCH_MIN * chosen_bytes)
-        return chosen if pays and chosen_bytes <= self._reading.pinned_bytes_max else {}
+        return chosen if pays and chosen_bytes <= self.reading.pinned_bytes_max else {}
 
     def read(
         self, chosen: Mapping[tuple[int, int], Sequence[SampleAddress]]
@@ -359,8 +314,8 @@ class FirstBatchPrefetch:
         arrived: dict[SampleAddress, tuple[Sample, SampleSource]] = {}
         try:
             for samples, data in _bytes_of(self.ranges(chosen)):
-                self._reading.meter.bytes += len(data)
-                arrived.update(_parsed(samples, data, self._reading.fields[samples.source]))
+                self.reading.meter.bytes += len(data)
+                arrived.update(_parsed(samples, data, self.reading.fields[samples.source]))
             return {
                 key: PrefetchedSamples(
                     [arrived[each][0] for each in addresses], [arrived[each][1] for each in addresses]
@@ -376,8 +331,8 @@ class FirstBatchPrefetch:
         for address in chain.from_iterable(chosen.values()):
             by_source.setdefault(address.source, {}).setdefault(address.shard, []).append(address.sample)
         for source, wanted in by_source.items():
-            shards = self._sources[source].shards
-            arriving = self._indexes.load(source, [number % len(shards) for number in wanted])
+            shards = self.sources[source].shards
+            arriving = self.indexes.load(source, [number % len(shards) for number in wanted])
             for number, known in zip(wanted, arriving, strict=True):
                 shard = shards[number % len(shards)]
                 yield from _near_ranges(shard, known, sorted(wanted[number]), source=source, number=number)

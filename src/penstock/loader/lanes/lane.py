@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.loader.lanes.lane_reader import LaneReader, SequentialLaneReader
     from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
     from penstock.order import IndexedOrder, MixOrder, StreamOrder
 
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 FORGOTTEN_MIN = 8
 """Smallest number of samples handed out that are let go of together. They also have to be a quarter of those that were ready,
 so that it costs next to nothing."""
-
-
-class PieceReader(Protocol):
-    """Reads the samples of a lane in stored order; ``LaneReader`` is one."""
-
-    def read(self) -> list[ParsedSamples] | None:
-        """The samples that arrive next, perhaps none; None at the end. Blocks for them."""
-
-    def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -110,7 +101,7 @@ class Lane:
         number: int,
         *,
         order: IndexedOrder | StreamOrder,
-        reader: PieceReader,
+        reader: LaneReader | SequentialLaneReader,
         pins: PinnedBytes,
         start: RunStart | None = None,
         given_count: int = 0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from penstock.formats import (
     with_fields,
 )
 from penstock.loader.lanes.ranged import MetadataProbe, RangedShard
-from penstock.loader.lanes.segments import ParsedSamples, is_ranged, missing_samples_error
+from penstock.loader.lanes.segments import ParsedSamples, ReaderSegment, is_ranged, missing_samples_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -345,19 +344,8 @@ class StreamedSegments:
         parsed.append(ParsedSamples(samples, segment, segment.first_sample + first + begin, size_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderSegment:
-    """All samples of an epoch of a reader; a ``LaneSegment``."""
-
-    url: str
-    source: int = 0
-    index: int = 0
-    format: str | None = None
-    etag: str | None = None
-
-
 class SequentialLaneReader:
-    """Reads the samples of one epoch, and passes over the first of them; a ``PieceReader``.
+    """Reads the samples of one epoch, and passes over the first of them.
 
     Args:
         reader: Gives the samples.

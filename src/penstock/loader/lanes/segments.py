@@ -53,22 +53,6 @@ class SampleSource(Protocol):
         """Number of the source in a mix; 0 if there is only one source."""
 
 
-class LaneSegment(SampleSource, Protocol):
-    """Consecutive samples of a lane that have one origin: a segment of a shard, or the epoch of a reader."""
-
-    @property
-    def index(self) -> int:
-        """Number of this segment in its lane, counted over the whole epoch."""
-
-    @property
-    def format(self) -> str | None:
-        """Format of its shard, a name in ``formats``; None if it lies in no shard."""
-
-    @property
-    def etag(self) -> str | None:
-        """ETag of its shard; None if there is none."""
-
-
 SourcedSamples: TypeAlias = "tuple[Sequence[Sample], list[SampleSource]]"
 """Samples, and where each came from.
 
@@ -168,6 +152,17 @@ def missing_samples_error(segment: ShardSegment, found_count: int) -> CorruptSha
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ReaderSegment:
+    """All samples of an epoch of a reader, which lie in no shard."""
+
+    url: str
+    source: int = 0
+    index: int = 0
+    format: str | None = None
+    etag: str | None = None
+
+
 class ParsedSamples(NamedTuple):
     """Consecutive samples of a segment that arrived together.
 
@@ -179,7 +174,7 @@ class ParsedSamples(NamedTuple):
     """
 
     samples: Sequence[Sample]
-    segment: LaneSegment
+    segment: ShardSegment | ReaderSegment
     first_sample: int
     size_bytes: int
 

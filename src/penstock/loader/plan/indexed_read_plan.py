@@ -175,8 +175,8 @@ class IndexedReadPlan:
         first_rounds = _first_rounds(order, position, stop)
         parts = [(number, part) for number, first in first_rounds.items() for part in parts_of(order, number, first)]
         prefetched = prefetch.read(prefetch.choose(order, first_rounds, parts))
-        opener = _LaneOpener(self, indexes, prefetched)
-        opener.later = [part for number, part in parts if (number, part.source) in prefetched]
+        later = [part for number, part in parts if (number, part.source) in prefetched]
+        opener = _LaneOpener(self, indexes, prefetched, later, PinnedBytes(self.reading.pinned_bytes_max))
         indexes.load_for(
             (part for number, part in parts if (number, part.source) not in prefetched), self.reading.fields
         )
@@ -203,7 +203,7 @@ class IndexedReadPlan:
 
     def _prefetch(self, indexes: ShardIndexes) -> FirstBatchPrefetch:
         return FirstBatchPrefetch(
-            self.sources, indexes=indexes, reading=self.reading, positions_count=self.prefetched_count
+            sources=self.sources, indexes=indexes, reading=self.reading, positions_count=self.prefetched_count
         )
 
     def _window_bytes(self, order: IndexedOrder | MixOrder) -> int:
@@ -223,38 +223,32 @@ def _first_rounds(order: IndexedOrder | MixOrder, position: int, stop: int) -> d
     return {number: first for number, first in rounds if first < round_of(number, stop, order)}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _LaneOpener:
     """Opens the lanes of one feed.
 
-    Args:
+    Attributes:
         plan: Read plan of the rank.
         indexes: Says where samples lie.
         prefetched: By lane and source, the samples that are here already.
-
-    Attributes:
         later: Parts whose indexes are loaded when the first prefetched lane continues after its samples.
+        pins: Counts pinned bytes, for all lanes of this rank.
     """
 
-    def __init__(
-        self,
-        plan: IndexedReadPlan,
-        indexes: ShardIndexes,
-        prefetched: dict[tuple[int, int], PrefetchedSamples],
-    ) -> None:
-        self.later: list[LanePart] = []
-        self._plan = plan
-        self._indexes = indexes
-        self._prefetched = prefetched
-        self._pins = PinnedBytes(plan.reading.pinned_bytes_max)
+    plan: IndexedReadPlan
+    indexes: ShardIndexes
+    prefetched: dict[tuple[int, int], PrefetchedSamples]
+    later: list[LanePart]
+    pins: PinnedBytes
 
     def open(self, order: IndexedOrder | MixOrder, number: int, round_index: int) -> SampleLane:
         """A lane after its first `round_index` samples."""
 
         def open_lane(source: int, taken: int) -> tuple[SampleLane, int]:
             part = part_of(order, number, source, taken)
-            prefetched = self._prefetched.pop((number, source), None)
+            prefetched = self.prefetched.pop((number, source), None)
             if prefetched is None:
-                self._indexes.load_for([part], self._plan.reading.fields)
+                self.indexes.load_for([part], self.plan.reading.fields)
                 return self._source_lane(part), part.remaining_count
             return PrefetchedLane(part.lane, prefetched, partial(self._rest, part, prefetched)), part.remaining_count
 
@@ -265,7 +259,7 @@ class _LaneOpener:
         return open_lane(0, round_index)[0]
 
     def _source_lane(self, part: LanePart) -> SampleLane:
-        plan = self._plan
+        plan = self.plan
         objects = plan.sources[part.source].objects
         if objects is None:
             return self._shard_lane(part, part.given_count)
@@ -282,17 +276,17 @@ class _LaneOpener:
         )
 
     def _rest(self, part: LanePart, prefetched: PrefetchedSamples) -> Lane:
-        self._indexes.load_for(self.later, self._plan.reading.fields)
+        self.indexes.load_for(self.later, self.plan.reading.fields)
         self.later = []
         return self._shard_lane(part, part.given_count + len(prefetched.samples))
 
     def _shard_lane(self, part: LanePart, given_count: int) -> Lane:
-        reading = self._plan.reading
+        reading = self.plan.reading
         return Lane(
             part.lane,
             order=part.order,
-            reader=LaneReader(self._indexes.segments(part, reading.fields[part.source]), reading=reading),
-            pins=self._pins,
+            reader=LaneReader(self.indexes.segments(part, reading.fields[part.source]), reading=reading),
+            pins=self.pins,
             start=part.start,
             given_count=given_count,
         )

@@ -138,10 +138,11 @@ _INDEX_OPTIONS = {"": "auto", "index": "require", "stream": "stream"}
 without a choice keeps the mode that it began with."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Planner:
     """Looks at the data, and plans what a loader does with it.
 
-    Args:
+    Attributes:
         pipeline: The pipeline.
         options: Options of the loader.
         transforms: Transform of the samples of each source of the pipeline.
@@ -152,22 +153,16 @@ class Planner:
         ConfigError: Ranks may get different numbers of batches, or do not divide them.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        options: LoaderOptions,
-        transforms: tuple[SampleTransform, ...],
-        meter: Meter,
-        state: LoaderState | None = None,
-    ) -> None:
+    pipeline: Pipeline
+    options: LoaderOptions
+    transforms: tuple[SampleTransform, ...]
+    meter: Meter
+    state: LoaderState | None = None
+
+    def __post_init__(self) -> None:
+        pipeline, options, state = self.pipeline, self.options, self.state
         rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
         shuffle = pipeline.stage(Shuffle)
-        self._pipeline = pipeline
-        self._options = options
-        self._transforms = transforms
-        self._meter = meter
-        self._saved_mode = "" if state is None else state.mode
         self._saved = {} if state is None else state.kept_facts
         self._order_options = OrderOptions(
             seed=shuffle.seed if shuffle else 0,
@@ -197,9 +192,13 @@ class Planner:
 
         Cost: one listing, and one or two reads of an index.
         """
-        pipeline, options, order = self._pipeline, self._options, self._order_options
+        pipeline, options, order = self.pipeline, self.options, self._order_options
         asked = options.index
-        data = finder.find(index=_INDEX_OPTIONS.get(self._saved_mode, "require") if asked == "auto" else asked)
+        data = finder.find(
+            index=_INDEX_OPTIONS.get("" if self.state is None else self.state.mode, "require")
+            if asked == "auto"
+            else asked
+        )
         read_plan: ReadPlan
         if data.sources[0].reader is not None:
             read_plan = self._sequential(data.sources[0])
@@ -227,7 +226,7 @@ class Planner:
             read_plan=read_plan,
             batching=self._batching,
             batch_plan=BatchPlan(
-                transforms=self._transforms,
+                transforms=self.transforms,
                 batch=pipeline.stage(Batch) or pipeline.stage(BatchBySize) or Batch(size=1),
                 token_blocks=pipeline.stage(TokenBlocks),
                 batch_size=self._batching.global_size // order.world_size,
@@ -260,7 +259,7 @@ class Planner:
         if len(sources) == 1:
             order = IndexedOrder(samples=counts[0], **self._order_options._asdict())
         else:
-            order = mixed_order(self._pipeline, counts, self._order_options, self._saved.get("weights"))
+            order = mixed_order(self.pipeline, counts, self._order_options, self._saved.get("weights"))
         lanes_count = len(order.lanes_owned)
         stored = [source for source in sources if source.objects is None]
         needs = self._needs(sources, lanes_count * len(sources))
@@ -273,7 +272,7 @@ class Planner:
                 sizes,
                 ranged_count=lanes_count * sum(any(_is_ranged(row.format) for row in source.rows) for source in stored),
             ),
-            threads_count=self._options.threads_count,
+            threads_count=self.options.threads_count,
             prefetched_count=self._batching.global_size,
             memory=needs.plan(sample_bytes, sizes),
         )
@@ -283,14 +282,12 @@ class Planner:
         source = data.sources[0]
         order = StreamOrder(shards_count=len(source.shards), **self._order_options._asdict())
         lanes_count = len(order.lanes_owned)
-        reading = self._reading(lane_read_ahead_sizes(lanes_count, self._options.fetch), ranged_count=lanes_count)
-        if self._options.index == "auto":
+        reading = self._reading(lane_read_ahead_sizes(lanes_count, self.options.fetch), ranged_count=lanes_count)
+        if self.options.index == "auto":
             with suppress(
                 ConfigError
             ):  # the shards lie in several buckets, so that the index cannot be stored anywhere
-                reading = reading._replace(
-                    recording=IndexRecorder(in_directory(source.shards, self._options.index_dir))
-                )
+                reading = reading._replace(recording=IndexRecorder(in_directory(source.shards, self.options.index_dir)))
         return StreamedReadPlan(
             source=source, order=order, reading=reading, needs=self._needs(data.sources, lanes_count)
         )
@@ -308,7 +305,7 @@ class Planner:
 
     def _check_sequential(self, source: DataSource) -> None:
         """Refuse what needs more than one pass over the samples, from the first to the last, in one process."""
-        options, world_size = self._options, self._order_options.world_size
+        options, world_size = self.options, self._order_options.world_size
         assert source.reader is not None
         name = source.reader.name
         if world_size > 1:
@@ -326,7 +323,7 @@ class Planner:
             raise ConfigError(f"index={options.index!r}: {name} has no index", hint="leave index= out")
         if options.lanes not in (None, 1):
             raise ConfigError(f"lanes={options.lanes}: {name} is one lane", hint="leave lanes= out")
-        if self._pipeline.stage(Evaluate) is not None:
+        if self.pipeline.stage(Evaluate) is not None:
             raise ConfigError(
                 f"{name} cannot be padded to full batches, because it is read once",
                 hint="leave .evaluate() out: without .shuffle(), each sample comes once, in order",
@@ -337,16 +334,16 @@ class Planner:
         hint, world_size = f"run `penstock index`: {data.summary}", self._order_options.world_size
         if len(data.sources) > 1:
             raise ConfigError("a mix needs to know how many samples its sources have", hint=hint)
-        if world_size > 1 and self._options.agree is None:
+        if world_size > 1 and self.options.agree is None:
             raise ConfigError(
                 f"world_size={world_size}: shards without an index may give ranks different numbers of batches",
                 hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch; or " + hint,
             )
-        if world_size > 1 and self._pipeline.stage(Take) is not None:
+        if world_size > 1 and self.pipeline.stage(Take) is not None:
             raise ConfigError(".take() with several ranks needs to know how many samples each of them has", hint=hint)
 
     def _reading(self, sizes: ReadAheadSizes, *, ranged_count: int) -> ReadOptions:
-        options, leaves = self._options, self._pipeline.flat().leaves
+        options, leaves = self.options, self.pipeline.flat().leaves
         budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
         if options.cache is not None:
             from penstock.cache import CacheConfig
@@ -356,17 +353,17 @@ class Planner:
         return ReadOptions(
             sizes=sizes,
             pinned_bytes_max=budget_bytes // 8,
-            copies=is_plain(self._pipeline),
-            in_columns=len(leaves) == 1 and self._transforms[0].takes_columns,
+            copies=is_plain(self.pipeline),
+            in_columns=len(leaves) == 1 and self.transforms[0].takes_columns,
             on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
             fields=tuple(leaf.members() for leaf in leaves),
-            meter=self._meter,
+            meter=self.meter,
             budget_bytes=budget_bytes,
             ranged_count=ranged_count,
         )
 
     def _needs(self, sources: Sequence[DataSource], readers_count: int) -> MemoryNeeds:
-        order, options = self._order_options, self._options
+        order, options = self._order_options, self.options
         shard_sizes = [shard.size_bytes for source in sources if source.objects is None for shard in source.shards]
         object_sizes = [
             each.listed_size_bytes for source in sources if source.objects is not None for each in source.shards
@@ -374,7 +371,7 @@ class Planner:
         return MemoryNeeds(
             window_count=order.window // order.world_size if order.shuffled and shard_sizes else 0,
             rows_count=(options.prefetch_count + 1) * self._batching.global_size // order.world_size,
-            row_bytes=row_bytes(self._pipeline),
+            row_bytes=row_bytes(self.pipeline),
             readers_count=readers_count,
             data_bytes=_total(shard_sizes),
             objects_bytes=_total(object_sizes),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.config import FetchConfig
 from penstock.index import Lookup, VersionedShard
 from penstock.loader.lanes.feed import ObjectsFeed, SampleBlock, SampleOrigin
 from penstock.loader.lanes.first_batch import is_enterable
@@ -21,6 +20,7 @@ from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.position import IndexPosition
 from penstock.order import IndexedOrder
 from penstock.sources.indexed_reader import IndexedReader
+from penstock.sources.shards import gap_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def worker_factors(
         if len(sources) == 1 and source.objects is not None:
             factor = 1.0
         elif len(sources) == 1 and source.rows and can_stride(source):
-            gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
+            gap_bytes = gap_bytes_of(source.shards[0])
             ranges = read_factor(
                 sample_bytes=sample_bytes, rows_count=rows_count, every=every, gap_bytes=gap_bytes, shuffled=shuffled
             )
@@ -297,7 +297,7 @@ def can_stride(source: DataSource) -> bool:
 
 
 def _pays(source: DataSource, order: IndexedOrder, batches: Batches, every: int) -> bool:
-    gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
+    gap_bytes = gap_bytes_of(source.shards[0])
     rows_count = max(1, batches.batch_size // len(order.lanes_owned))
     factor = read_factor(
         sample_bytes=source.sample_bytes,

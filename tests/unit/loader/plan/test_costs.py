@@ -100,7 +100,7 @@ def test_batches_that_wait_are_charged(tmp_path: Path, made: Any) -> None:
         before = process_budget().statistics()
         with ps.Loader(pipeline_made, threads=1, prefetch_batches=2, index="stream") as loader:
             next(iter(loader))
-            backend: Any = loader._session._running._backend  # type: ignore[union-attr]
+            backend: Any = loader._session._running.backend  # type: ignore[union-attr]
             deadline_s = time.monotonic() + 20
             while len(backend._batches) < 3:
                 assert time.monotonic() < deadline_s
