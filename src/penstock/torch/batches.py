@@ -84,7 +84,9 @@ class Tensors:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
-        self._progress = _progress_of(batches)
+        # shared by all `Tensors` of a loader: each call of a trainer may be given new ones
+        progress = _Progress()
+        self._progress = _progresses.setdefault(batches, progress) if isinstance(batches, Stateful) else progress
         self._use = _LightningUse()
 
     def __iter__(self) -> Iterator[Any]:
@@ -199,11 +201,6 @@ class _Progress:
 
 
 _progresses: WeakKeyDictionary[object, _Progress] = WeakKeyDictionary()
-
-
-def _progress_of(batches: object) -> _Progress:
-    """Return the progress of a loader, which all its ``Tensors`` share: each call of a trainer may be given new ones."""
-    return _progresses.setdefault(batches, _Progress()) if isinstance(batches, Stateful) else _Progress()
 
 
 @boundary

@@ -56,7 +56,11 @@ class Prefetch:
         if self.device.type == "cuda":
             self._running = _CudaIterator(self.batches, self.device, self.ahead)
             return self._running
-        return _PlainIterator(iter(self.batches), self.device)
+        return map(self._moved, self.batches)
+
+    def _moved(self, batch: Any) -> Any:
+        """Return a batch of tensors on the CPU, or on a device without streams."""
+        return converted(as_tensors(batch), lambda value: value.to(self.device) if _is_tensor(value) else value)
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]  # TypeError if the length is not known, as for any iterable
@@ -82,22 +86,6 @@ class Prefetch:
         """
         self._running = None
         stateful(self.batches).load_state_dict(state)
-
-
-@boundary
-class _PlainIterator:
-    """Moves one batch at a time to the CPU, or to a device without streams."""
-
-    def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        batch = as_tensors(next(self._batches))
-        return converted(batch, lambda value: value.to(self._device) if _is_tensor(value) else value)
 
 
 class _Copy(NamedTuple):

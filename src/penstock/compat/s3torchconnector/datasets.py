@@ -1,77 +1,139 @@
-"""``S3MapDataset`` and ``S3IterableDataset``: the objects of a prefix, or of a list, as a data set of PyTorch."""
+"""``S3MapDataset`` and ``S3IterableDataset``: the objects of a prefix, or of a list, as a data set of PyTorch.
+
+A reader that requests its object only when it is read waits some 30 ms for each object, however fast the network is. Whether
+a reader will be read is unknown before it is handed out, so objects are read ahead until readers are dropped unread:
+``UNREAD_MAX`` of them in a row end the read-ahead, and as many in a row that were read begin it again. A program that only
+looks at keys therefore pays for what was in flight until then.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
 
 import torch.utils.data
 
-from penstock.compat.s3torchconnector.ahead import ReadCounter, ReadersAhead
-from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource
+from penstock.compat.s3torchconnector.objects import ObjectLocation, ObjectSource, ReadCounter, first_part
 from penstock.compat.s3torchconnector.readers import kind_of
 from penstock.compat.s3torchconnector.stores import BucketStores, parse_uri
 from penstock.config import check_names, default_budget_bytes, share_machine
 from penstock.errors import ConfigError
 from penstock.fetch import configure_process_budget
+from penstock.store.base import MultiStore
 from penstock.system.tracebacks import boundary
 from penstock.torch.ranks import rank_and_world_size
+from penstock.types import Blob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.compat.s3torchconnector.readers import ReaderConstructor, S3Reader
+    from penstock.compat.s3torchconnector.readers import ReaderConstructor, ReaderKind, S3Reader
     from penstock.compat.s3torchconnector.stores import S3ClientConfig
+    from penstock.errors import StoreError
+    from penstock.fetch import PlanItem
 
 
-class ObjectNames(Protocol):
-    """The objects of a data set, in a fixed order."""
+class ReadersAhead:
+    """Iterator over readers of objects. Dropping it cancels what is in flight. For one thread at a time.
 
-    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
-        """Return an iterator over where they are."""
+    Args:
+        stores: The stores of the objects' buckets.
+        locations: The objects; pulled lazily.
+        kind: Kind of the readers; only sequential ones are read ahead.
+        demand: Counts which readers are read.
 
-
-@dataclass(frozen=True, slots=True)
-class ListedNames:
-    """All objects of a bucket whose keys begin with `prefix`, in the order of the keys.
-
-    Attributes:
-        bucket: Name of the bucket.
-        prefix: Beginning of the keys, not only whole path segments.
+    Cost: that of ``Store.try_read_many``: one request for each object, as many at a time as pay, within the process's budget. A
+        reader that was handed out holds its object, up to 8 MiB of it, until it is dropped.
     """
 
-    bucket: str
-    prefix: str
+    def __init__(
+        self, stores: BucketStores, locations: Iterable[ObjectLocation], *, kind: ReaderKind, demand: ReadCounter
+    ) -> None:
+        self._stores = stores
+        self._locations = iter(locations)
+        self._kind = kind
+        self._demand = demand
+        self._pulled: deque[ObjectLocation] = deque()  # requested or about to be, and not handed out yet
+        self._answers: Iterator[Blob | StoreError] | None = None
+        self._store: MultiStore | None = None
+        self._numbers: dict[str, int] = {}
 
-    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
-        """Return an iterator over where they are. Cost: one request per 1 000 keys."""
-        return (
-            ObjectLocation(self.bucket, info.key, info.size_bytes)
-            for info in stores.store(self.bucket).list(self.prefix)
-        )
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> S3Reader:
+        answer = self._next_answer() if self._kind.is_ahead else None
+        location = self._pulled.popleft() if self._pulled else next(self._locations)
+        return self._kind.make(ObjectSource(self._stores, location, answer=answer, demand=self._demand))
+
+    def close(self) -> None:
+        """Cancel the requests in flight; idempotent."""
+        answers, self._answers = self._answers, None
+        close = getattr(answers, "close", None)
+        if close is not None:
+            close()
+
+    def _next_answer(self) -> Blob | StoreError | None:
+        """Wait for the next object's first part; None if it is not read ahead."""
+        if not self._demand.is_wanted:
+            self.close()
+            return None
+        if self._answers is None:
+            self._answers = self._begin()
+        try:
+            answer = next(self._answers, None)
+        except ConfigError:  # part_size is so large that a first part does not fit into the budget
+            self.close()
+            return None
+        if isinstance(answer, Blob):
+            self._demand.note_length(len(answer))
+        return answer
+
+    def _begin(self) -> Iterator[Blob | StoreError]:
+        if not self._pulled:
+            self._pulled.extend(islice(self._locations, 1))
+        if not self._pulled:
+            return iter(())
+        if self._store is None:  # the first store says how all of them are read
+            bucket = self._pulled[0].bucket
+            self._store, self._numbers[bucket] = MultiStore([self._stores.store(bucket)]), 0
+        return self._store.try_read_many(self._requests(self._store))
+
+    def _requests(self, store: MultiStore) -> Iterator[PlanItem]:
+        for location in tuple(self._pulled):
+            yield self._request(store, location)
+        for location in self._locations:
+            self._pulled.append(location)
+            yield self._request(store, location)
+
+    def _request(self, store: MultiStore, location: ObjectLocation) -> PlanItem:
+        number = self._numbers.get(location.bucket)
+        if number is None:
+            number = self._numbers[location.bucket] = len(self._numbers)
+            store.add(self._stores.store(location.bucket))
+        return first_part(location, key=f"{number}/{location.key}", unknown_bytes=self._demand.unknown_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenNames:
-    """Objects that the user names.
-
-    Attributes:
-        locations: Where they are.
-    """
-
-    locations: tuple[ObjectLocation, ...]
-
-    def locate(self, stores: BucketStores) -> Iterator[ObjectLocation]:
-        """Return an iterator over where they are. Cost: no request."""
-        return iter(self.locations)
+Locate: TypeAlias = "Callable[[BucketStores], Iterator[ObjectLocation]]"
+"""Returns an iterator over the places of the objects of a data set, in a fixed order."""
 
 
-def _given(object_uris: str | Iterable[str]) -> GivenNames:
+def _listed(bucket: str, prefix: str, stores: BucketStores) -> Iterator[ObjectLocation]:
+    """Return an iterator over the objects whose keys begin with a prefix. Cost: one request per 1 000 keys."""
+    return (ObjectLocation(bucket, info.key, info.size_bytes) for info in stores.store(bucket).list(prefix))
+
+
+def _given(locations: tuple[ObjectLocation, ...], _: BucketStores) -> Iterator[ObjectLocation]:
+    return iter(locations)
+
+
+def _given_by(object_uris: str | Iterable[str]) -> Locate:
     if not isinstance(object_uris, str) and not hasattr(object_uris, "__iter__"):
         raise ConfigError(f"object_uris={object_uris!r} must be an s3:// URI, or an iterable of them")
     uris = (object_uris,) if isinstance(object_uris, str) else object_uris
-    return GivenNames(tuple(ObjectLocation(*parse_uri(uri)) for uri in uris))
+    return partial(_given, tuple(ObjectLocation(*parse_uri(uri)) for uri in uris))
 
 
 def identity(reader: S3Reader) -> S3Reader:
@@ -100,12 +162,12 @@ class DatasetOptions(TypedDict, total=False):
 class _Objects:
     """What both kinds of data sets have in common."""
 
-    def __init__(self, names: ObjectNames, **options: Unpack[DatasetOptions]) -> None:
+    def __init__(self, locate: Locate, **options: Unpack[DatasetOptions]) -> None:
         check_names(type(self).__name__, options, DatasetOptions.__annotations__)
         transform = options.get("transform", identity)
         if not callable(transform):
             raise ConfigError(f"transform={transform!r} cannot be called")
-        self._names = names
+        self._locate = locate
         self._stores = BucketStores(
             region=options.get("region"), endpoint=options.get("endpoint"), config=options.get("s3client_config")
         )
@@ -156,7 +218,7 @@ class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
         Raises:
             ConfigError: An argument is invalid; no request has been sent.
         """
-        return cls(ListedNames(*parse_uri(s3_uri)), **options)
+        return cls(partial(_listed, *parse_uri(s3_uri)), **options)
 
     @classmethod
     def from_objects(cls, object_uris: str | Iterable[str], **options: Unpack[DatasetOptions]) -> Self:
@@ -169,7 +231,7 @@ class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
         Raises:
             ConfigError: An argument is invalid; no request has been sent.
         """
-        return cls(_given(object_uris), **options)
+        return cls(_given_by(object_uris), **options)
 
     def __len__(self) -> int:
         return len(self._located())
@@ -198,7 +260,7 @@ class S3MapDataset(_Objects, torch.utils.data.Dataset[Any]):
 
     def _located(self) -> tuple[ObjectLocation, ...]:
         if self._locations is None:
-            self._locations = tuple(self._names.locate(self._stores))
+            self._locations = tuple(self._locate(self._stores))
         return self._locations
 
 
@@ -215,8 +277,8 @@ class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
     Cost: one listing for each iteration and worker; memory within the budget, and what the program keeps of the readers.
     """
 
-    def __init__(self, names: ObjectNames, *, enable_sharding: bool = False, **options: Unpack[DatasetOptions]) -> None:
-        super().__init__(names, **options)
+    def __init__(self, locate: Locate, *, enable_sharding: bool = False, **options: Unpack[DatasetOptions]) -> None:
+        super().__init__(locate, **options)
         self._enable_sharding = bool(enable_sharding)
         self._rank: tuple[int, int] | None = None
 
@@ -232,7 +294,7 @@ class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
         Raises:
             ConfigError: An argument is invalid; no request has been sent.
         """
-        return cls(ListedNames(*parse_uri(s3_uri)), enable_sharding=enable_sharding, **options)
+        return cls(partial(_listed, *parse_uri(s3_uri)), enable_sharding=enable_sharding, **options)
 
     @classmethod
     def from_objects(
@@ -248,7 +310,7 @@ class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
         Raises:
             ConfigError: An argument is invalid; no request has been sent.
         """
-        return cls(_given(object_uris), enable_sharding=enable_sharding, **options)
+        return cls(_given_by(object_uris), enable_sharding=enable_sharding, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an iteration over all objects, or over the share of this rank and worker.
@@ -256,7 +318,7 @@ class S3IterableDataset(_Objects, torch.utils.data.IterableDataset[Any]):
         Raises:
             StoreError: While iterating: the bucket cannot be listed; or, when a reader is read, the object cannot.
         """
-        locations = self._names.locate(self._stores)
+        locations = self._locate(self._stores)
         if self._enable_sharding:
             rank, world_size = rank_and_world_size() or self._rank or (0, 1)
             worker = torch.utils.data.get_worker_info()

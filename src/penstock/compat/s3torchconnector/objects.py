@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.config import MIB
+from penstock.config import KIB, MIB
 from penstock.errors import ObjectChangedError, SpanError, StoreError
 from penstock.fetch import PlanItem
 from penstock.memory.raw_file import RawFile
@@ -24,6 +24,12 @@ WHOLE_BYTES_MAX = 8 * MIB
 
 FIRST_BYTES = 1 * MIB
 """What is read ahead of an object that is known to be larger: enough for headers, while its stream is opened."""
+
+UNREAD_MAX = 16
+"""At 100 KB an object this is less than one part of a large one, and far fewer readers than most batches have."""
+
+UNKNOWN_BYTES_MIN = 256 * KIB
+"""As much memory is reserved for an object of unknown size; most pictures are shorter."""
 
 
 class ObjectLocation(NamedTuple):
@@ -56,14 +62,39 @@ class ObjectSummary(NamedTuple):
     last_modified: float | None
 
 
-class Demand(Protocol):
-    """Learns whether the readers that were handed out are read."""
+class ReadCounter:
+    """Decides from the latest readers whether and how far to read ahead. Any thread may drop readers.
+
+    Attributes:
+        is_wanted: Whether objects are to be read ahead.
+        unknown_bytes: Bytes to request of an object of unknown size. The number grows while objects turn out to be longer.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = True
+        self.unknown_bytes = UNKNOWN_BYTES_MIN
+        self._against_count = 0  # in a row: readers that argue for the opposite of `is_wanted`
 
     def note_read(self) -> None:
-        """A reader was read for the first time."""
+        """A reader was read."""
+        self._note(is_read=True)
 
     def note_dropped(self) -> None:
-        """A reader was dropped without having been read."""
+        """A reader was dropped unread."""
+        self._note(is_read=False)
+
+    def note_length(self, read_bytes: int) -> None:
+        """So many bytes of an object were read ahead."""
+        if read_bytes >= self.unknown_bytes:
+            self.unknown_bytes = min(2 * self.unknown_bytes, WHOLE_BYTES_MAX)
+
+    def _note(self, *, is_read: bool) -> None:
+        if is_read is self.is_wanted:
+            self._against_count = 0
+            return
+        self._against_count += 1
+        if self._against_count >= UNREAD_MAX:
+            self.is_wanted, self._against_count = is_read, 0
 
 
 class ObjectSource:
@@ -73,7 +104,7 @@ class ObjectSource:
         stores: The stores.
         location: The object.
         answer: First part of the object, if it was read ahead, or the error that reading it ended with.
-        demand: Learns whether the object is used.
+        demand: Counts whether objects are used.
     """
 
     def __init__(
@@ -82,7 +113,7 @@ class ObjectSource:
         location: ObjectLocation,
         *,
         answer: Blob | StoreError | None = None,
-        demand: Demand | None = None,
+        demand: ReadCounter | None = None,
     ) -> None:
         self._stores = stores
         self.location = location

@@ -7,7 +7,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.config import MIB, check_number, check_whole
 from penstock.errors import ConfigError
@@ -212,10 +213,6 @@ class _OpenedLater(S3Reader):
                 file.seek(position)
         return self._size_bytes
 
-    def restore(self, position: int) -> None:
-        """Begin at `position` when the file is opened."""
-        self._position = position
-
     def _arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the constructor besides the object."""
         return {}
@@ -325,82 +322,31 @@ class ExactRanges(RawFile):
 
 def _reopened(kind: type[_OpenedLater], arguments: dict[str, Any], source: ObjectSource, position: int) -> _OpenedLater:
     reader = kind(source, **arguments)
-    reader.restore(position)
+    reader._position = position
     return reader
 
 
-class ReaderKind(Protocol):
-    """One of the kinds of readers that ``S3ReaderConstructor`` names.
+@dataclass(frozen=True, slots=True)
+class ReaderKind:
+    """One of the kinds of readers that ``S3ReaderConstructor`` names, or a function of the user's.
 
     Attributes:
         name: Name of the type, which ``get_reader_type_string`` returns.
+        make: Returns a reader of an object; sends no request.
         is_ahead: Whether a data set reads objects ahead for these readers.
+        max_gap_size: Largest gap in bytes between two ranges that ``S3StorageReader`` reads with one request; None keeps its
+            default.
     """
 
-    name: ClassVar[str]
-    is_ahead: ClassVar[bool]
-
-    def make(self, source: ObjectSource) -> S3Reader:
-        """Return a reader of an object; sends no request."""
+    name: str
+    make: Callable[[ObjectSource], S3Reader]
+    is_ahead: bool = False
+    max_gap_size: float | None = None
 
 
 ReaderConstructor: TypeAlias = ReaderKind | Callable[..., S3Reader]
 """A kind of reader, or a function of the user's that makes one. It is called with ``bucket``, ``key``, ``get_object_info``
 (returns ``key``, ``size``, ``etag`` and ``last_modified``) and ``get_stream(start, end)`` (returns pieces of bytes)."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeObjects:
-    """Objects that are read from beginning to end."""
-
-    name: ClassVar[str] = "sequential"
-    is_ahead: ClassVar[bool] = True
-
-    def make(self, source: ObjectSource) -> S3Reader:
-        """Return a reader of an object; sends no request."""
-        return SequentialS3Reader(source)
-
-
-@dataclass(frozen=True, slots=True)
-class RangeBased:
-    """Objects of which parts are read.
-
-    Attributes:
-        buffer_size: Bytes that a smaller read fetches; 0 fetches exactly what is read, None leaves it to the engine.
-    """
-
-    buffer_size: int | None = None
-    name: ClassVar[str] = "range_based"
-    is_ahead: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.buffer_size is not None:
-            check_whole("buffer_size", self.buffer_size, 0)
-
-    def make(self, source: ObjectSource) -> S3Reader:
-        """Return a reader of an object; sends no request."""
-        return RangedS3Reader(source, buffer_size=self.buffer_size)
-
-
-@dataclass(frozen=True, slots=True)
-class DcpOptimized:
-    """Files of a distributed checkpoint, which ``S3StorageReader`` reads by its load plan, not through a reader.
-
-    Attributes:
-        max_gap_size: Largest gap in bytes between two ranges that are read with one request.
-    """
-
-    max_gap_size: float = 32 * MIB
-    name: ClassVar[str] = "dcp_optimized"
-    is_ahead: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.max_gap_size != math.inf:
-            check_number("max_gap_size", self.max_gap_size, 0)
-
-    def make(self, source: ObjectSource) -> S3Reader:
-        """Return a reader of an object; sends no request."""
-        return RangedS3Reader(source)
 
 
 class S3ReaderConstructor:
@@ -409,7 +355,7 @@ class S3ReaderConstructor:
     @staticmethod
     def sequential() -> ReaderKind:
         """Return the default kind: for objects that are read from beginning to end. Data sets read these ahead."""
-        return WholeObjects()
+        return ReaderKind("sequential", SequentialS3Reader, is_ahead=True)
 
     @staticmethod
     def range_based(buffer_size: int | None = None) -> ReaderKind:
@@ -421,7 +367,9 @@ class S3ReaderConstructor:
         Raises:
             ConfigError: `buffer_size` is not a whole number of at least 0.
         """
-        return RangeBased(buffer_size)
+        if buffer_size is not None:
+            check_whole("buffer_size", buffer_size, 0)
+        return ReaderKind("range_based", partial(RangedS3Reader, buffer_size=buffer_size))
 
     @staticmethod
     def dcp_optimized(max_gap_size: float = 32 * MIB) -> ReaderKind:
@@ -434,7 +382,9 @@ class S3ReaderConstructor:
         Raises:
             ConfigError: `max_gap_size` is not a number of at least 0.
         """
-        return DcpOptimized(max_gap_size)
+        if max_gap_size != math.inf:
+            check_number("max_gap_size", max_gap_size, 0)
+        return ReaderKind("dcp_optimized", RangedS3Reader, max_gap_size=max_gap_size)
 
     @staticmethod
     def default() -> ReaderKind:
@@ -457,32 +407,21 @@ def kind_of(constructor: ReaderConstructor | None) -> ReaderKind:
     """
     if constructor is None:
         return S3ReaderConstructor.default()
-    if isinstance(constructor, WholeObjects | RangeBased | DcpOptimized):
+    if isinstance(constructor, ReaderKind):
         return constructor
     if not callable(constructor):
         raise ConfigError(
             f"reader_constructor={constructor!r} is not a constructor of readers",
             hint="S3ReaderConstructor.sequential()",
         )
-    return UsersReaders(constructor)
+    return ReaderKind("unknown", partial(_make_own, constructor))
 
 
-@dataclass(frozen=True, slots=True)
-class UsersReaders:
-    """Readers that a function of the user's makes.
-
-    Attributes:
-        make_reader: The function.
-    """
-
-    make_reader: Callable[..., Any]
-    name: ClassVar[str] = "unknown"
-    is_ahead: ClassVar[bool] = False
-
-    def make(self, source: ObjectSource) -> S3Reader:
-        """Return what the function makes of an object."""
-        location = source.location
-        reader: S3Reader = self.make_reader(
-            bucket=location.bucket, key=location.key, get_object_info=source.summary, get_stream=source.stream
-        )
-        return reader
+def _make_own(constructor: Callable[..., S3Reader], source: ObjectSource) -> S3Reader:
+    """Return what a function of the user's makes of an object."""
+    return constructor(
+        bucket=source.location.bucket,
+        key=source.location.key,
+        get_object_info=source.summary,
+        get_stream=source.stream,
+    )

@@ -21,7 +21,7 @@ from penstock.checksums.crc32c import crc32c
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _FRAMES_MAX = 4096  # frames of 1.3 KB: optimisers repeat the shapes of the parameters
 
@@ -111,11 +111,7 @@ def write_tensor(
         return write_object(write, offset_bytes, file, block_bytes=block_bytes)
     tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
     write(frame.head)
-    crc, crcs = crc32c(frame.head), []
-    for block in _blocks(tensor_bytes(tensor), block_bytes):
-        crcs.append(block_crc := crc32c(block))
-        crc = combined_crc(crc, block_crc, len(block))
-        write(block)
+    crc, crcs = _write_blocks(write, tensor_bytes(tensor), crc32c(frame.head), block_bytes)
     write(frame.tail)
     length_bytes = len(frame.head) + frame.data_length_bytes + len(frame.tail)
     item = CheckpointItem(
@@ -123,7 +119,7 @@ def write_tensor(
         length_bytes=length_bytes,
         data_offset_bytes=offset_bytes + len(frame.head),
         data_length_bytes=frame.data_length_bytes,
-        block_crcs=tuple(crcs),
+        block_crcs=crcs,
     )
     return WrittenItem(item, crc32c(frame.tail, crc))
 
@@ -132,25 +128,29 @@ def write_object(
     write: Callable[[Any], object], offset_bytes: int, data: io.BytesIO, *, block_bytes: int
 ) -> WrittenItem:
     """Write what ``torch.save`` made of an object as an item; see ``write_tensor``."""
-    crc, crcs = 0, []
-    for block in _blocks(data.getbuffer(), block_bytes):
-        crcs.append(block_crc := crc32c(block))
-        crc = combined_crc(crc, block_crc, len(block))
-        write(block)
+    crc, crcs = _write_blocks(write, data.getbuffer(), 0, block_bytes)
     length_bytes = data.getbuffer().nbytes
     item = CheckpointItem(
         offset_bytes=offset_bytes,
         length_bytes=length_bytes,
         data_offset_bytes=offset_bytes,
         data_length_bytes=length_bytes,
-        block_crcs=tuple(crcs),
+        block_crcs=crcs,
     )
     return WrittenItem(item, crc)
 
 
-def _blocks(data: memoryview, block_bytes: int) -> Iterator[memoryview]:
+def _write_blocks(
+    write: Callable[[Any], object], data: memoryview, crc: int, block_bytes: int
+) -> tuple[int, tuple[int, ...]]:
+    """Write bytes, and return the CRC-32C of all bytes of the item so far and that of each block."""
+    crcs = []
     for start in range(0, len(data), block_bytes):
-        yield data[start : start + block_bytes]
+        block = data[start : start + block_bytes]
+        crcs.append(block_crc := crc32c(block))
+        crc = combined_crc(crc, block_crc, len(block))
+        write(block)
+    return crc, tuple(crcs)
 
 
 class WrittenItem(NamedTuple):

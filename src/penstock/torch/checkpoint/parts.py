@@ -90,19 +90,17 @@ class RecordPart:
         self._target.load_state_dict(self._state)
 
 
-class LoaderPart:
+class LoaderPart(RecordPart):
     """The place in the data: each rank saves its own state, and another world size takes one that is common to all ranks."""
 
     def __init__(self, loader: Stateful, *, rank: int, size: int) -> None:
-        self._loader = loader
-        self._rank = rank
+        super().__init__("loader", loader, rank=rank)
         self._size = size
         self._what = ""
-        self._state: Any = None
 
     def items(self) -> dict[str, torch.Tensor]:
         """Return the state of this rank's loader."""
-        return {f"loader.{self._rank}": encoded(self._loader.state_dict(), "the state of loader")}
+        return {f"loader.{self._rank}": encoded(self._target.state_dict(), "the state of loader")}
 
     def request(self, saved: SavedItems) -> dict[str, ReadTarget]:
         """Request the state of this rank, or those of all ranks if there were more or fewer of them."""
@@ -135,14 +133,6 @@ class LoaderPart:
                 url=self._what,
                 hint="with an index (`penstock index`) a job can go on with another number of ranks",
             )
-
-    def undo(self) -> Callable[[], None]:
-        """Keep the place in the data that it has."""
-        return undo_of(self._loader)
-
-    def apply(self, targets: Mapping[str, ReadTarget]) -> None:
-        """Load the state."""
-        self._loader.load_state_dict(self._state)
 
 
 class RandomPart:
@@ -191,7 +181,7 @@ def _random_states() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [str(kind), np.asarray(keys).tolist(), *map(float, rest)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if _has_cuda() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
     }
 
 
@@ -250,10 +240,6 @@ def check_savable(name: str, value: torch.Tensor) -> None:
         raise ConfigError(f"{name} is on the device 'meta' and has no values", hint="model.to_empty(device=...) first")
     if shard.layout is not torch.strided or shard.is_quantized:
         raise ConfigError(f"{name} is sparse or quantized; only dense tensors can be saved", hint=f"{name}.to_dense()")
-
-
-def _has_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _rank_of(name: str) -> int:

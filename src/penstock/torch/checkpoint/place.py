@@ -13,60 +13,55 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 
-class CheckpointPlace:
-    """The directory of a checkpoint, in a store that is connected when it is needed.
+class PlacedStorage:
+    """What ``StorageWriter`` and ``StorageReader`` have in common: a directory, in a store that is connected when it is needed.
 
     If the directory's name is that of a step, the store is that of the directory above, where the markers of saves are;
     otherwise it is that of the directory itself.
-
-    Args:
-        url: URL of the directory.
-        options: Options of ``penstock.connect``.
-
-    Attributes:
-        url: URL of the directory, with a slash at its end.
-        directory: Prefix of the directory in the store; empty, or the name of a step.
-
-    Raises:
-        ConfigError: The URL or an option is not valid.
     """
 
-    def __init__(self, url: Any, options: dict[str, Any]) -> None:
-        self._options = options
-        self._store: Store | None = None
-        self._run_url = self.url = self.directory = ""
-        self.move(url)
-        self.store()  # checks the options now, and not in the middle of a save
+    _options: dict[str, Any]
+    _connected: Store | None = None
+    _run_url = ""
+    _url = ""  # of the directory, with a slash at its end
+    _directory = ""  # prefix of the directory in the store; empty, or the name of a step
 
-    def move(self, url: Any) -> None:
+    def _place_at(self, url: Any, options: dict[str, Any]) -> None:
+        """Take the URL of the directory, and the options of ``penstock.connect``.
+
+        Raises:
+            ConfigError: The URL or an option is not valid.
+        """
+        self._options = options
+        self._move(url)
+        self._store()  # checks the options now, and not in the middle of a save
+
+    def _move(self, url: Any) -> None:
         """Go to another directory; the store is closed if it is not that of the new one."""
-        self.url = checked_url(url)
-        run_url, self.directory = run_and_directory(self.url)
+        self._url = checked_url(url)
+        run_url, self._directory = run_and_directory(self._url)
         if run_url != self._run_url:
-            self.close()
+            self._disconnect()
         self._run_url = run_url
 
-    def store(self) -> Store:
+    def _store(self) -> Store:
         """Return the store, connected."""
-        if self._store is None:
-            self._store = compose.connect(self._run_url, **self._options)
-        return self._store
+        if self._connected is None:
+            self._connected = compose.connect(self._run_url, **self._options)
+        return self._connected
 
-    def describe(self, name: str = "") -> str:
+    def _describe(self, name: str = "") -> str:
         """Return the URL of a file of the directory for messages, without credentials."""
-        return self.store().describe(self.directory + name)
+        return self._store().describe(self._directory + name)
+
+    def _disconnect(self) -> None:
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
 
     def close(self) -> None:
-        """Close the store, which is connected again when it is needed. Idempotent."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-
-class PlacedStorage:
-    """What ``StorageWriter`` and ``StorageReader`` have in common: they have a place in a store, and are context managers."""
-
-    _place: CheckpointPlace
+        """Close the store. Idempotent; the next save or load opens it again."""
+        self._disconnect()
 
     def __enter__(self) -> Self:
         return self
@@ -75,16 +70,12 @@ class PlacedStorage:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._place.describe()!r}>"
-
-    def close(self) -> None:
-        """Close the store. Idempotent; the next save or load opens it again."""
-        self._place.close()
+        return f"<{type(self).__name__} {self._describe()!r}>"
 
     @property
     def checkpoint_id(self) -> str:
         """URL of the checkpoint's directory."""
-        return self._place.url
+        return self._url
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -127,8 +118,3 @@ def run_and_directory(url: str) -> tuple[str, str]:
     if layout.step_of(name) is None or not head or head.endswith(":/"):
         return url, ""
     return f"{head}/", f"{name}/"
-
-
-def remade(kind: type[Any], url: str, configuration: dict[str, Any]) -> Any:
-    """Make what was pickled as its configuration."""
-    return kind(url, **configuration)

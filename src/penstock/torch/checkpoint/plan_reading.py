@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -61,7 +62,6 @@ class _Read(NamedTuple):
     span: ByteRange
     memory: memoryview | None
     block_crcs: Sequence[int]
-    block_bytes: int
     name: str
     take: Callable[[memoryview], None]
 
@@ -123,7 +123,9 @@ class PlanReader:
 
         def requests() -> Iterator[tuple[PlanItem, memoryview]]:
             for number, read in enumerate(reads):
-                memory = read.memory if read.memory is not None else _new_memory(read.span.length_bytes)
+                memory = read.memory
+                if memory is None:
+                    memory = tensor_bytes(torch.empty(read.span.length_bytes, dtype=torch.uint8))
                 sent[number] = read, memory
                 yield self._item(read), memory
 
@@ -145,8 +147,8 @@ class PlanReader:
 
     def _verify(self, read: _Read, memory: memoryview) -> None:
         for index, crc in enumerate(read.block_crcs):
-            start = index * read.block_bytes
-            if crc32c(memory[start : start + read.block_bytes]) != crc:
+            start = index * self._block_bytes
+            if crc32c(memory[start : start + self._block_bytes]) != crc:
                 raise CheckpointError(
                     f"the file is damaged: the bytes of {read.name!r} do not match their checksum in the manifest",
                     url=self._url(read.file),
@@ -175,22 +177,30 @@ class PlanReader:
         if item.type == LoadItemType.TENSOR and stored is not None and stored.data_length_bytes < stored.length_bytes:
             yield from self._tensor_reads(item, info.relative_path, stored, staged)
             return
-        take = self._take_bytes(item) if item.type == LoadItemType.BYTE_IO else self._take_saved_tensor(item)
+        load = self._load_object if item.type == LoadItemType.BYTE_IO else self._load_saved_tensor
         span = ByteRange(info.offset, info.offset + info.length)
         crcs = stored.block_crcs if stored is not None else ()
-        staged.append(_Read(info.relative_path, span, None, crcs, self._block_bytes, name, take))
+        staged.append(_Read(info.relative_path, span, None, crcs, name, partial(load, item)))
 
-    def _take_bytes(self, item: ReadItem) -> Callable[[memoryview], None]:
-        def take(memory: memoryview) -> None:
-            try:
-                self._planner.load_bytes(item, self._harmless(memory) if self._weights_only else io.BytesIO(memory))
-            except Exception as error:
-                raise self._not_loaded(item, error) from error
+    def _load_object(self, item: ReadItem, memory: memoryview) -> None:
+        try:
+            self._planner.load_bytes(item, self._resaved(memory) if self._weights_only else io.BytesIO(memory))
+        except Exception as error:
+            raise self._not_loaded(item, error) from error
 
-        return take
+    def _load_saved_tensor(self, item: ReadItem, memory: memoryview) -> None:
+        try:
+            saved = load_guarded(memory, map_location="cpu")
+            box = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+        except Exception as error:
+            raise self._not_loaded(item, error) from error
+        target = self._planner.resolve_tensor(item).detach()
+        self._check_target(item, target, box.size())
+        target.copy_(box)
+        self._planner.commit_tensor(item, target)
 
     @staticmethod
-    def _harmless(memory: memoryview) -> io.BytesIO:
+    def _resaved(memory: memoryview) -> io.BytesIO:
         """Save anew what the guarded loader makes of an object, because PyTorch's planners unpickle objects without a limit.
 
         Giving them the same bytes after a check would rely on both unpicklers reading them alike.
@@ -210,22 +220,6 @@ class PlanReader:
                 "StorageReader(url, weights_only=False) loads everything, and runs code from it"
             )
         return CheckpointError(what, url=self._url(info.relative_path), offset_bytes=info.offset, hint=hint)
-
-    def _take_saved_tensor(self, item: ReadItem) -> Callable[[memoryview], None]:
-        def take(memory: memoryview) -> None:
-            try:
-                saved = load_guarded(memory, map_location="cpu")
-                box = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
-            except Exception as error:
-                raise self._not_loaded(item, error) from error
-            self._copy(item, box, self._planner.resolve_tensor(item).detach())
-
-        return take
-
-    def _copy(self, item: ReadItem, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._check_target(item, target, source.size())
-        target.copy_(source)
-        self._planner.commit_tensor(item, target)
 
     def _check_target(self, item: ReadItem, target: torch.Tensor, size: Sequence[int]) -> None:
         if target.is_meta:
@@ -269,31 +263,34 @@ class PlanReader:
             aligned = self._to_blocks(piece.span, stored)
             staged.append(
                 self._read(
-                    file, stored, aligned, item, None, self._take_piece(item, target, into, piece, aligned, dtype, left)
+                    file,
+                    stored,
+                    aligned,
+                    item,
+                    None,
+                    partial(self._copy_piece, item, target, into, piece, aligned.start, dtype, left),
                 )
             )
 
-    def _take_piece(
+    def _copy_piece(
         self,
         item: ReadItem,
         target: torch.Tensor,
         into: torch.Tensor,
         piece: _Box,
-        aligned: ByteRange,
+        read_start: int,
         dtype: torch.dtype,
         left: list[int],
-    ) -> Callable[[memoryview], None]:
-        def take(memory: memoryview) -> None:
-            start = piece.span.start - aligned.start
-            raw = torch.frombuffer(memory, dtype=torch.uint8)[start : start + piece.span.length_bytes]
-            if raw.storage_offset() % dtype.itemsize:
-                raw = raw.clone()
-            into.copy_(torch.as_strided(raw.view(dtype), piece.lengths, piece.strides))
-            left[0] -= 1
-            if not left[0]:
-                self._planner.commit_tensor(item, target)
-
-        return take
+        memory: memoryview,
+    ) -> None:
+        start = piece.span.start - read_start
+        raw = torch.frombuffer(memory, dtype=torch.uint8)[start : start + piece.span.length_bytes]
+        if raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()
+        into.copy_(torch.as_strided(raw.view(dtype), piece.lengths, piece.strides))
+        left[0] -= 1
+        if not left[0]:
+            self._planner.commit_tensor(item, target)
 
     def _to_blocks(self, span: ByteRange, stored: CheckpointItem) -> ByteRange:
         """Extend a range of a tensor's bytes to whole blocks."""
@@ -313,7 +310,7 @@ class PlanReader:
         crcs = stored.block_crcs[span.start // self._block_bytes : -(-span.end // self._block_bytes)]
         at = stored.data_offset_bytes
         place = ByteRange(at + span.start, at + span.end)
-        return _Read(file, place, memory, crcs, self._block_bytes, item.storage_index.fqn, take)
+        return _Read(file, place, memory, crcs, item.storage_index.fqn, take)
 
     def _saved(self, index: MetadataIndex, file: str, stored: CheckpointItem) -> tuple[torch.dtype, tuple[int, ...]]:
         """Return dtype and size of a saved tensor, as far as it lies in one item."""
@@ -371,10 +368,6 @@ class _Box:
             for start in range(0, self.lengths[0], rows)
             for lengths in [(min(rows, self.lengths[0] - start), *self.lengths[1:])]
         ]
-
-
-def _new_memory(length_bytes: int) -> memoryview:
-    return tensor_bytes(torch.empty(length_bytes, dtype=torch.uint8))
 
 
 def _batches(reads: list[_Read]) -> Iterator[list[_Read]]:

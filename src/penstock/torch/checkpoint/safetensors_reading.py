@@ -249,14 +249,18 @@ class SafetensorsReader:
         """Read spans of several files at once; errors are in the completions."""
         if self._closed:
             raise ClosedError("the checkpoint was closed")
+        return self._perform([Get(key, span, if_match) for key, span in spans.items()])
+
+    def _perform(self, operations: Sequence[Get | Head]) -> dict[Key, Completion]:
+        """Perform operations at once, each of another key; errors are in the completions."""
         in_flight: InFlight[Key] = InFlight(self._store)
         try:
-            for key, span in spans.items():
-                in_flight.submit(Get(key, span, if_match), key)
+            for operation in operations:
+                in_flight.submit(operation, operation.key)
             ended = dict(in_flight.drain())
         finally:
             in_flight.cancel()
-        return {key: ended[key] for key in spans}
+        return {operation.key: ended[operation.key] for operation in operations}
 
     def keys(self) -> list[str]:
         """Return the names of all tensors. Cost: no request."""
@@ -395,16 +399,9 @@ class SafetensorsReader:
             return
         expected = {**files, self._index_info.key: self._index_info}
         for first in range(0, len(expected), HEADS_MAX):
-            keys = list(expected)[first : first + HEADS_MAX]
-            in_flight: InFlight[Key] = InFlight(self._store)
-            try:
-                for key in keys:
-                    in_flight.submit(Head(key), key)
-                ended = dict(in_flight.drain())
-            finally:
-                in_flight.cancel()
-            for key in keys:
-                _check_version(expected[key], ended[key], self._store.describe(key))
+            ended = self._perform([Head(key) for key in list(expected)[first : first + HEADS_MAX]])
+            for key, completion in ended.items():
+                _check_version(expected[key], completion, self._store.describe(key))
 
     def close(self) -> None:
         """Close the store; idempotent."""

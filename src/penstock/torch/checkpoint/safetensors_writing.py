@@ -24,6 +24,7 @@ from penstock import compose
 from penstock.errors import ConfigError, DirectoryMissingError, StoreError
 from penstock.formats.safetensors import METADATA_KEY, SafetensorsIndex, encode_header, encode_index
 from penstock.system.tracebacks import boundary
+from penstock.torch.checkpoint.items import tensor_bytes
 from penstock.torch.checkpoint.safetensors_reading import FILE_NAME, FORMAT_DTYPES, INDEX_NAME, SAVE_ID
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _save_directory(
     files = _shard_names(len(shards), earlier)
     save_id = secrets.token_hex(8)
     texts = {**metadata, SAVE_ID: save_id}
-    total = sum(map(_size_bytes, tensors.values()))
+    total = sum(tensor.nbytes for tensor in tensors.values())
     index = SafetensorsIndex(
         files={name: file for file, shard in zip(files, shards, strict=True) for name in shard},
         metadata={"total_size": total, **texts},
@@ -148,7 +149,7 @@ def _cut(tensors: Mapping[str, torch.Tensor], shard_bytes_max: int) -> list[dict
     shards: list[dict[str, torch.Tensor]] = [{}]
     filled_bytes = 0
     for name, tensor in tensors.items():
-        size = _size_bytes(tensor)
+        size = tensor.nbytes
         if shards[-1] and filled_bytes + size > shard_bytes_max:
             shards.append({})
             filled_bytes = 0
@@ -167,17 +168,7 @@ def _write_file(store: Store, key: Key, tensors: Mapping[str, torch.Tensor], met
         file.write(header)
         for _, tensor in ordered:
             if tensor.numel():
-                file.write(_bytes_of(tensor))
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the elements in order, uint8[n]: the tensor's own memory if it is contiguous and on the CPU."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _size_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+                file.write(tensor_bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()))
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:

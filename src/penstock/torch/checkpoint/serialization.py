@@ -8,7 +8,6 @@ Pages of new memory are touched before bytes arrive in it (``Prefaulting``).
 from __future__ import annotations
 
 import ctypes
-import mmap
 import mmap as mmap_module
 import os
 import pickle
@@ -81,8 +80,8 @@ class Prefaulting:
 def _populate(view: memoryview) -> bool:
     """Touch the pages that lie wholly in `view`, without changing them, and return whether the kernel can do that."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view else 0
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    length_bytes = (start + len(view)) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    first = -(-start // mmap_module.PAGESIZE) * mmap_module.PAGESIZE
+    length_bytes = (start + len(view)) // mmap_module.PAGESIZE * mmap_module.PAGESIZE - first
     if length_bytes <= 0:
         return True
     result: int = _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length_bytes), _MADV_POPULATE_WRITE)
@@ -262,7 +261,8 @@ def _load_archive(
         for stored in archive.storages:  # perhaps its bytes are elsewhere
             check_header(stored, file.bytes_at(stored.header_offset, HEADER_BYTES))
         raise
-    memory.check_headers()
+    for stored, header in memory.headers:
+        check_header(stored, header)
     restorer = _Restorer(archive.references, memory.storages, map_location)
     file.seek(0)
     # The storages that torch.load itself makes are empty, untouched memory, in whose place the restorer puts those read.
@@ -276,12 +276,13 @@ class _Memory:
     Attributes:
         storages: The storages by key; their bytes have to be read yet.
         pieces: Where which bytes of the file go, in order.
+        headers: The storages, and the memory of their headers.
     """
 
     def __init__(self, stored: Sequence[StoredStorage], size_bytes: int) -> None:
         self.storages: dict[str, torch.UntypedStorage] = {}
         self.pieces: list[tuple[int, memoryview]] = []
-        self._headers: list[tuple[StoredStorage, memoryview]] = []
+        self.headers: list[tuple[StoredStorage, memoryview]] = []
         end = 0
         for storage in stored:
             self._place(storage, end)
@@ -293,36 +294,25 @@ class _Memory:
         if length_bytes <= COPIED_BYTES_MAX or gap_bytes > _GAP_BYTES_MAX:
             gap = memoryview(bytearray(gap_bytes))
             self._add(gap_start, gap)
-            tensor = _mapped(length_bytes) if length_bytes > COPIED_BYTES_MAX else _allocated(length_bytes)
+            if length_bytes > COPIED_BYTES_MAX:
+                tensor = _mapped(length_bytes)
+            else:
+                tensor = torch.empty(length_bytes, dtype=torch.uint8, device="cpu")
             if length_bytes:
-                self._add(stored.start, _view(tensor))
+                self._add(stored.start, tensor.numpy().data)
             self.storages[stored.key] = tensor.untyped_storage()
         else:
             begin = -gap_bytes % 64  # so that the storage itself is aligned
             tensor = _mapped(begin + gap_bytes + length_bytes)
-            view = _view(tensor)[begin:]
+            view = tensor.numpy().data[begin:]
             self._add(gap_start, view)
             gap = view[:gap_bytes]
             self.storages[stored.key] = tensor.untyped_storage()[begin + gap_bytes :]
-        self._headers.append((stored, gap[stored.header_offset - gap_start :]))
+        self.headers.append((stored, gap[stored.header_offset - gap_start :]))
 
     def _add(self, start: int, view: memoryview) -> None:
         for begin in range(0, len(view), _PIECE_BYTES):
             self.pieces.append((start + begin, view[begin : begin + _PIECE_BYTES]))
-
-    def check_headers(self) -> None:
-        """Check that the storages lie where they were assumed to; raises ``PlainFileError``."""
-        for stored, header in self._headers:
-            check_header(stored, header)
-
-
-def _allocated(length_bytes: int) -> torch.Tensor:
-    return torch.empty(length_bytes, dtype=torch.uint8, device="cpu")
-
-
-def _view(tensor: torch.Tensor) -> memoryview:
-    array: Any = tensor.numpy()
-    return memoryview(array)
 
 
 def _mapped(length_bytes: int) -> torch.Tensor:

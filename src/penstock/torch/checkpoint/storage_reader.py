@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.metadata import StorageMeta
@@ -22,7 +23,7 @@ from penstock.checkpoints.directory import (
 from penstock.checksums.crc32c import crc32c
 from penstock.errors import AccessDeniedError, CheckpointError, ObjectChangedError, ObjectMissingError
 from penstock.torch.checkpoint.metadata import decode_metadata
-from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade
+from penstock.torch.checkpoint.place import PlacedStorage
 from penstock.torch.checkpoint.plan_reading import PlanReader
 
 if TYPE_CHECKING:
@@ -78,15 +79,14 @@ class StorageReader(PlacedStorage, TorchStorageReader):
 
     def __init__(self, url: str | os.PathLike[str], *, weights_only: bool = True, **options: Any) -> None:
         super().__init__()
-        self._options = options
         self._weights_only = weights_only
-        self._place = CheckpointPlace(url, options)
+        self._place_at(url, options)
         self._metadata: Metadata | None = None
         self._metadata_crc = 0
         self._manifest: CheckpointManifest | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return remade, (type(self), self._place.url, {"weights_only": self._weights_only, **self._options})
+        return partial(type(self), weights_only=self._weights_only, **self._options), (self._url,)
 
     # ── the interface of torch.distributed.checkpoint ──────────────────────────────────────────────────────────────
 
@@ -94,7 +94,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         """Begin another load, from another URL if `checkpoint_id` is given."""
         self._metadata = self._manifest = None
         if checkpoint_id is not None:
-            self._place.move(checkpoint_id)
+            self._move(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
         """Read ``.metadata`` and, if there is one, the manifest that belongs to it.
@@ -103,7 +103,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
             CheckpointError: There is no checkpoint, one of the two files is damaged, or they belong to different saves.
             StoreError: The store failed.
         """
-        url = self._place.describe(layout.COMMIT_MARKER)
+        url = self._describe(layout.COMMIT_MARKER)
         data = self._read_pair(url)
         metadata = decode_metadata(data, url)  # after its checksum was compared, if there is one
         if metadata.storage_meta is None:
@@ -114,9 +114,9 @@ class StorageReader(PlacedStorage, TorchStorageReader):
 
     def _read_pair(self, url: str) -> memoryview:
         """Read ``.metadata``, and the manifest of the save that it names; again if the checkpoint was replaced meanwhile."""
-        store = self._place.store()
+        store = self._store()
         for attempt in range(REPLACED_MAX):
-            data = read_metadata(store, self._place.directory)
+            data = read_metadata(store, self._directory)
             self._metadata_crc = crc32c(data)
             self._manifest = None
             saves = layout.saves_of_marker(data)
@@ -124,7 +124,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
                 if len(saves) > 1:
                     raise CheckpointError("the file names files of several saves", url=url)
                 if saves:
-                    self._manifest = read_manifest(store, self._place.directory, saves.pop())
+                    self._manifest = read_manifest(store, self._directory, saves.pop())
                     check_metadata(self._manifest, data, url)
                 break
             except CheckpointError:
@@ -134,13 +134,13 @@ class StorageReader(PlacedStorage, TorchStorageReader):
 
     def is_replaced(self) -> bool:
         """Whether the checkpoint is not the one any more whose metadata was read last. Cost: one request."""
-        return is_replaced(self._place.store(), self._place.directory, self._metadata_crc)
+        return is_replaced(self._store(), self._directory, self._metadata_crc)
 
     def _explained(self, error: DataError | StoreError) -> DataError | StoreError:
         """Return the error of a file that is missing or has changed; it names the cause if the checkpoint was replaced."""
         if not self.is_replaced():
             return error
-        url = self._place.describe(layout.COMMIT_MARKER)
+        url = self._describe(layout.COMMIT_MARKER)
         return CheckpointError("the checkpoint was replaced while it was loaded", url=url, hint="load it again")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -164,16 +164,16 @@ class StorageReader(PlacedStorage, TorchStorageReader):
             CheckpointError: The checkpoint was replaced while the ranks began to load it, or a file is missing or truncated.
             StoreError: The store failed.
         """
-        store = self._place.store()
+        store = self._store()
         seen: list[_Seen] = [plan.storage_data for plan in plans]
         if len({each.metadata_crc for each in seen}) > 1:
             raise CheckpointError(
                 "the checkpoint was replaced while the ranks began to load it",
-                url=self._place.describe(layout.COMMIT_MARKER),
+                url=self._describe(layout.COMMIT_MARKER),
                 hint="load it again",
             )
         try:
-            present = list_directory(store, self._place.directory)
+            present = list_directory(store, self._directory)
         except AccessDeniedError:  # credentials that may read need not be allowed to list; reading will tell
             return plans
         for error in self._missing(store, present, seen):
@@ -187,10 +187,10 @@ class StorageReader(PlacedStorage, TorchStorageReader):
 
     def _missing(self, store: Store, present: Mapping[str, ObjectInfo], seen: list[_Seen]) -> list[CheckpointError]:
         if self._manifest is not None:
-            return check_files(store, self._place.directory, self._manifest, present)
+            return check_files(store, self._directory, self._manifest, present)
         found = []
         for name, end in sorted({item for each in seen for item in each.ends.items()}):
-            url = self._place.describe(name)
+            url = self._describe(name)
             if name not in present:
                 found.append(CheckpointError("the file is missing", url=url))
             elif present[name].size_bytes < end:
@@ -212,8 +212,8 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         assert self._metadata is not None
         versions = plan.storage_data.files if isinstance(plan.storage_data, _Versions) else {}
         reader = PlanReader(
-            self._place.store(),
-            self._place.directory,
+            self._store(),
+            self._directory,
             self._metadata,
             self._manifest,
             planner,

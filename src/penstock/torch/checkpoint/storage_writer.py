@@ -6,6 +6,7 @@ import io
 import pickle
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from penstock.checksums.combining import combined_crc
 from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.torch.checkpoint.items import WrittenItem, write_object, write_tensor
-from penstock.torch.checkpoint.place import CheckpointPlace, PlacedStorage, remade
+from penstock.torch.checkpoint.place import PlacedStorage
 from penstock.torch.checkpoint.prefixes import checked_prefix
 
 if TYPE_CHECKING:
@@ -104,27 +105,25 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
         self._thread_count = thread_count
         self._files_per_rank = files_per_rank or thread_count
         self._prefix_strategy = prefix_strategy
-        self._options = options
-        self._place = CheckpointPlace(url, options)
+        self._place_at(url, options)
         self._save: CheckpointSave | None = None
         self._save_id: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return remade, (type(self), self._place.url, self._configuration())
-
-    def _configuration(self) -> dict[str, Any]:
-        return {
-            "step": self._step,
-            "thread_count": self._thread_count,
-            "files_per_rank": self._files_per_rank,
-            "prefix_strategy": self._prefix_strategy,
+        made = partial(
+            type(self),
+            step=self._step,
+            thread_count=self._thread_count,
+            files_per_rank=self._files_per_rank,
+            prefix_strategy=self._prefix_strategy,
             **self._options,
-        }
+        )
+        return made, (self._url,)
 
     def close(self) -> None:
         """End a save that failed, removing its files, and close the store. Idempotent; the next save opens it again."""
         self._end_save()
-        self._place.close()
+        super().close()
 
     def _end_save(self) -> None:
         if self._save is not None:
@@ -137,7 +136,7 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
         """Begin a new save, at another URL if `checkpoint_id` is given."""
         self._end_save()
         if checkpoint_id is not None:
-            self._place.move(checkpoint_id)
+            self._move(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save; an earlier one that failed is ended.
@@ -164,17 +163,16 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
             ConfigError: A prefix is not valid.
             StoreError: The marker cannot be written.
         """
-        prefixes = [self._prefix(rank, len(plans)) for rank in range(len(plans))]
+        choose = self._prefix_strategy
+        ranks = range(len(plans))
+        prefixes = ["" if choose is None else checked_prefix(choose(rank, len(plans))) for rank in ranks]
         self._end_save()
-        self._save = CheckpointSave(self._place.store(), self._place.directory, world_size=len(plans), step=self._step)
+        self._save = CheckpointSave(self._store(), self._directory, world_size=len(plans), step=self._step)
         self._save_id = self._save.save_id
         return [
             replace(plan, storage_data=_Naming(self._save_id, rank, prefix))
             for rank, (plan, prefix) in enumerate(zip(plans, prefixes, strict=True))
         ]
-
-    def _prefix(self, rank: int, world_size: int) -> str:
-        return "" if self._prefix_strategy is None else checked_prefix(self._prefix_strategy(rank, world_size))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's files, several at once.
@@ -194,12 +192,12 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
             )
         _written.add(naming.save_id)
         self._save_id = naming.save_id
-        store = self._place.store()
+        store = self._store()
         files = [items for items in _divided(plan.items, self._files_per_rank) if items]
 
         def write_file(index: int, stopped: Callable[[], bool]) -> list[WriteResult]:
             name = layout.data_name(naming.save_id, rank=naming.rank, index=index, prefix=naming.prefix)
-            return _write_file(store, self._place.directory, name, files[index], planner, stopped)
+            return _write_file(store, self._directory, name, files[index], planner, stopped)
 
         done: Future[list[WriteResult]] = Future()
         done.set_result(
@@ -234,7 +232,7 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Return the URL and the ID of the save."""
-        return StorageMeta(checkpoint_id=self._place.url, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self._url, save_id=self._save_id)
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
+import os
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,8 +28,8 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.system.tracebacks import boundary
+from penstock.text.sizes import format_bytes
 from penstock.torch.batches import Stateful
-from penstock.torch.checkpoint.background import BackgroundSave, SnapshotMemory
 from penstock.torch.checkpoint.exchange import RankGroup, read_items, write_items
 from penstock.torch.checkpoint.items import tensor_bytes
 from penstock.torch.checkpoint.model_parts import ModelPart, OptimizerPart, own_name
@@ -34,14 +40,129 @@ from penstock.torch.checkpoint.storage_reader import StorageReader
 from penstock.torch.checkpoint.storage_writer import StorageWriter
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.checkpoint.metadata import Metadata
 
     from penstock.checkpoints import CheckpointInfo
     from penstock.torch.checkpoint.parts import StatePart
     from penstock.torch.checkpoint.saved_items import ReadTarget
+
+_unreported: list[BackgroundSave] = []
+"""Saves that are under way, or that failed without anybody having been told."""
+
+
+class BackgroundSave:
+    """Calls a function in a thread, and makes sure that its failure is noticed, even if the process ends.
+
+    The thread is not a daemon, so a process that ends normally first finishes its upload. If the save failed and the error has
+    not been raised by then, it is printed and the exit code becomes 1.
+
+    Args:
+        call: The function.
+        what: Description of the save, for the message at exit.
+    """
+
+    def __init__(self, call: Callable[[], None], what: str) -> None:
+        self._call = call
+        self.what = what
+        self.failure: BaseException | None = None
+        _unreported.append(self)
+        self._thread = threading.Thread(target=self._run, name="penstock-checkpoint", daemon=False)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self.failure = error
+        else:
+            _unreported.remove(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is still under way."""
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            BaseException: It failed; only the first call raises it.
+        """
+        self._thread.join()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            _unreported.remove(self)
+            raise failure
+
+
+def _report_at_exit() -> None:
+    failed = [save for save in _unreported if save.failure is not None]
+    for save in failed:
+        assert save.failure is not None
+        print(f"penstock: {save.what} failed, and the process ends without having heard of it:", file=sys.stderr)
+        traceback.print_exception(save.failure, file=sys.stderr)
+    if failed:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)  # an exception here would be printed, and the exit code would remain 0
+
+
+atexit.register(_report_at_exit)
+
+
+class SnapshotMemory:
+    """Memory for one snapshot, which every save uses again; pinned for what comes from a GPU.
+
+    Args:
+        bytes_max: The most bytes that a snapshot may take on this rank; None means no limit.
+
+    Raises:
+        ConfigError: `bytes_max` is not a positive number of bytes.
+    """
+
+    def __init__(self, *, bytes_max: int | None) -> None:
+        if bytes_max is not None:
+            check_whole("snapshot_bytes_max", bytes_max, 1)
+        self._bytes_max = bytes_max
+        self._held: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, items: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy what this rank holds of `items`, and return the copies by name. The snapshot before is overwritten.
+
+        Raises:
+            ConfigError: They take more bytes than the limit; nothing is copied.
+
+        Cost: one copy of the state; memory is allocated at the first call.
+        """
+        shards = {name: local(value) for name, value in items.items()}
+        size_bytes = sum(each.nbytes for each in shards.values())
+        if self._bytes_max is not None and size_bytes > self._bytes_max:
+            raise ConfigError(
+                f"a snapshot takes {format_bytes(size_bytes)}, more than snapshot_bytes_max={self._bytes_max}",
+                hint="save(wait=True) needs no snapshot",
+            )
+        self._held = {name: self._memory(name, shard) for name, shard in shards.items()}
+        is_on_gpu = False
+        for name, shard in shards.items():
+            is_on_gpu = is_on_gpu or shard.is_cuda
+            self._held[name].copy_(shard, non_blocking=shard.is_cuda)
+        if is_on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return self._held
+
+    def release(self) -> None:
+        """Free the memory."""
+        self._held = {}
+
+    def _memory(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        held = self._held.get(name)
+        if held is not None and held.shape == shard.shape and held.dtype == shard.dtype:
+            return held
+        return torch.empty(shard.shape, dtype=shard.dtype, pin_memory=shard.is_cuda)
+
 
 logger = logging.getLogger("penstock")
 
@@ -150,7 +271,7 @@ class Checkpoint:
         self._check_open()
         self.wait()
         group = self._ranks()
-        job = _SaveJob(group, url, step, keep_last=keep_last, keep_every=keep_every, options=self._options)
+        job = _SaveJob(group, url, step, keep_last, keep_every, self._options)
         job.capture(self._parts(group.rank, group.size), None if wait else self._memory)
         if wait or job.failure is not None:
             job.run()
@@ -334,54 +455,45 @@ def _apply(group: RankGroup, parts: list[StatePart], targets: Mapping[str, ReadT
         raise
 
 
+@dataclass(slots=True)
 class _SaveJob:
     """One save: what is captured while training waits, and what is done afterwards on any thread.
 
     If capturing fails on this rank, the others hear of it when it runs, rather than wait for this rank.
     """
 
-    def __init__(
-        self,
-        group: RankGroup,
-        url: str | os.PathLike[str],
-        step: int,
-        *,
-        keep_last: int | None,
-        keep_every: int | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._group = group
-        self._url = url
-        self._step = step
-        self._keep_last = keep_last
-        self._keep_every = keep_every
-        self._options = options
-        self._items: dict[str, torch.Tensor] = {}
-        self._values: Mapping[str, torch.Tensor] = {}
-        self.failure: Exception | None = None
+    group: RankGroup
+    url: str | os.PathLike[str]
+    step: int
+    keep_last: int | None
+    keep_every: int | None
+    options: Mapping[str, Any]
+    items: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    failure: Exception | None = None
 
     def capture(self, parts: list[StatePart], memory: SnapshotMemory | None) -> None:
         """Take the state of `parts`, copied to `memory` if there is one."""
         try:
-            checked_run_url(self._url)
-            check_step(self._step)
-            if self._keep_every is not None and self._keep_last is None:
+            checked_run_url(self.url)
+            check_step(self.step)
+            if self.keep_every is not None and self.keep_last is None:
                 raise ConfigError("keep_every= needs keep_last=", hint="keep_last=3, keep_every=1000")
-            for name, value in (("keep_last", self._keep_last), ("keep_every", self._keep_every)):
+            for name, value in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
                 if value is not None:
                     check_whole(name, value, 1)
             for part in parts:
-                self._items.update(part.items())
-            self._values = self._items if memory is None else memory.take(self._items)
+                self.items.update(part.items())
+            self.values = self.items if memory is None else memory.take(self.items)
         except Exception as error:
             self.failure = error
 
     def run(self) -> None:
         """Write what was captured, and remove what is not to be kept."""
-        group = self._group
+        group = self.group
         claims = group.each(self._claim)
         if len({step for step, _, _ in claims}) > 1:
-            raise ConfigError(f"the ranks save different steps; this one is step={self._step}")
+            raise ConfigError(f"the ranks save different steps; this one is step={self.step}")
         if len({names for _, names, _ in claims}) > 1:
             raise ConfigError(
                 "the ranks have different parameters; Checkpoint saves models that are replicated or sharded",
@@ -390,30 +502,30 @@ class _SaveJob:
         first = claims[0][2]
         for key, digest in claims[group.rank][2].items():
             if group.rank == 0 or digest == first.get(key):  # those of rank 0 have names of their own
-                del self._items[own_name(group.rank, key)]
-        with StorageWriter(_directory_url(self._url, self._step), **self._options) as writer:
-            write_items(group, writer, self._items, self._values)
-        if self._keep_last is not None:
+                del self.items[own_name(group.rank, key)]
+        with StorageWriter(_directory_url(self.url, self.step), **self.options) as writer:
+            write_items(group, writer, self.items, self.values)
+        if self.keep_last is not None:
             group.first(self._retain)
 
     def _retain(self) -> None:
-        with Checkpoints(checked_run_url(self._url), **self._options) as checkpoints:
+        with Checkpoints(checked_run_url(self.url), **self.options) as checkpoints:
             try:
-                checkpoints.retain(keep_last=self._keep_last, keep_every=self._keep_every)
+                checkpoints.retain(keep_last=self.keep_last, keep_every=self.keep_every)
             except StoreError as error:  # keys that may write need not be allowed to delete; the checkpoint is there
                 logger.warning(
-                    "The checkpoint of step %d is saved, but older ones were not removed: %s", self._step, error
+                    "The checkpoint of step %d is saved, but older ones were not removed: %s", self.step, error
                 )
 
     def _claim(self) -> tuple[int, bytes, dict[str, bytes]]:
         """Return what the ranks compare: the step, a digest of the names, and digests of what each rank has for itself."""
         if self.failure is not None:
             raise self.failure
-        prefix = own_name(self._group.rank, "")
-        own = {name.removeprefix(prefix): value for name, value in self._values.items() if name.startswith(prefix)}
-        names = {name for name in self._items if name.startswith(("model.", "optimizer.state."))}
+        prefix = own_name(self.group.rank, "")
+        own = {name.removeprefix(prefix): value for name, value in self.values.items() if name.startswith(prefix)}
+        names = {name for name in self.items if name.startswith(("model.", "optimizer.state."))}
         digests = {name: _digest(tensor_bytes(local(value).cpu().contiguous())) for name, value in own.items()}
-        return self._step, _digest("\0".join(sorted(names | own.keys())).encode()), digests
+        return self.step, _digest("\0".join(sorted(names | own.keys())).encode()), digests
 
 
 def _digest(data: Any) -> bytes:

@@ -20,8 +20,8 @@ from penstock.compat.s3torchconnector.dcp import (
     S3PrefixStrategyBase,
     S3StorageReader,
     S3StorageWriter,
+    _without_rank,
 )
-from penstock.compat.s3torchconnector.dcp.prefix_strategies import RankPrefixes
 
 pytestmark = pytest.mark.torch
 
@@ -45,8 +45,8 @@ def test_a_strategy_of_the_users_is_called_with_the_rank() -> None:
         def generate_prefix(self, rank: int) -> str:
             return f"own/{rank % 2}/__{rank}_" if rank else "plain-"
 
-    assert [RankPrefixes(Own())(rank, 8) for rank in (0, 3)] == ["plain-", "own/1/"]
-    assert RankPrefixes(DefaultPrefixStrategy())(3, 8) == ""
+    assert [_without_rank(Own(), rank, 8) for rank in (0, 3)] == ["plain-", "own/1/"]
+    assert _without_rank(DefaultPrefixStrategy(), 3, 8) == ""
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_snapshot_is_of_the_moment_of_the_call(url: str) -> None:
 
 def test_memory_of_snapshots_is_used_again(url: str) -> None:
     """The second snapshot lies where the first one did, and close() frees it."""
-    from penstock.torch.checkpoint.background import SnapshotMemory
+    from penstock.torch.checkpoint.training import SnapshotMemory
 
     memory = SnapshotMemory(bytes_max=None)
     values = {"a": torch.ones(3), "b": torch.ones(4, 5).t()}

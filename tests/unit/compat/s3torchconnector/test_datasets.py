@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from compat_stores import MemoryBuckets
 from penstock.compat.s3torchconnector import S3Exception, S3IterableDataset, S3MapDataset, S3ReaderConstructor
-from penstock.compat.s3torchconnector.ahead import UNREAD_MAX, ReadCounter, ReadersAhead
-from penstock.compat.s3torchconnector.objects import ObjectLocation
+from penstock.compat.s3torchconnector.datasets import ReadersAhead
+from penstock.compat.s3torchconnector.objects import UNREAD_MAX, ObjectLocation, ReadCounter
 from penstock.compat.s3torchconnector.readers import kind_of
 
 pytestmark = pytest.mark.torch

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from penstock.compat.s3torchconnector.stores import S3ClientConfig
 
 
+__all__ = ["S3LightningCheckpoint"]
+
+
 class S3LightningCheckpoint(LightningCheckpointIO):
     """Saves and loads Lightning's checkpoints in S3: ``lightning.Trainer(plugins=[S3LightningCheckpoint(region)])``.
 
