@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from penstock.mount.fuse.answering import KernelReply
 from penstock.mount.fuse.dispatching import FileSystem
 from penstock.mount.fuse.mounting import MountOptions, mount
-from penstock.mount.fuse.session import FuseConfig, FuseSession
+from penstock.mount.fuse.session import FuseSession
 from penstock.mount.nodes import Attributes
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def numbers() -> Iterator[int]:
 def serve(directory: str, file_system: FileSystem, request_bytes: int) -> FuseSession:
     """Mount a file system, and return its session; it is unmounted when standard input ends."""
     mounted = mount(directory, MountOptions(source="bench"))
-    session = FuseSession(mounted.descriptor, file_system, config=FuseConfig(request_bytes_max=request_bytes))
+    session = FuseSession(mounted.descriptor, file_system, request_bytes_max=request_bytes)
 
     def wait() -> None:
         session.wait_ready(30)

@@ -122,7 +122,6 @@ class Feature(IntFlag):
 
     ASYNC_READ = 1 << 0
     DO_READDIRPLUS = 1 << 13
-    READDIRPLUS_AUTO = 1 << 14
     PARALLEL_DIROPS = 1 << 18
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.config import MIB, check_whole
+from penstock.config import MIB
 from penstock.errors import ClosedError, ConfigError
 from penstock.mount.fuse import replies
 from penstock.mount.fuse.answering import GONE, Device, InterruptedRequests, Outbox, operation_name
@@ -20,7 +20,6 @@ from penstock.mount.fuse.protocol import (
     MAJOR,
     MINOR_MAX,
     MINOR_MIN,
-    PAGE_BYTES,
     Feature,
     Notification,
     Operation,
@@ -35,6 +34,14 @@ if TYPE_CHECKING:
 
     AddReader: TypeAlias = Callable[..., WatchedDescriptor]
 
+REQUEST_BYTES_MAX = 1 * MIB
+"""Longest read, a multiple of ``PAGE_BYTES``. The system may have a lower limit, which is 1 MiB unless
+``/proc/sys/fs/fuse/max_pages_limit`` says otherwise. Reads as long as this also need the read-ahead of the mount
+(``Mounted.set_read_ahead``)."""
+
+BACKGROUND_MAX = 128
+"""Largest number of reads in flight that the kernel began itself, as read-ahead."""
+
 REQUESTS_PER_TURN = 16
 """Requests that are read before an event loop goes on with its other work."""
 
@@ -46,33 +53,11 @@ _WANTED = (
     | Feature.INIT_EXT
     | Feature.DO_READDIRPLUS
 )
-"""Pages are dropped neither by time (``AUTO_INVAL_DATA``, which costs a GETATTR for each read after the attributes' lifetime)
-nor by notification: each version of a file is a node of its own, so its pages stay right. ``ASYNC_DIO`` is left out: with it, a
-program that is killed while it reads with ``O_DIRECT`` is uninterruptible until the reply comes, and no INTERRUPT is sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuseConfig:
-    """What a session agrees on with the kernel.
-
-    Attributes:
-        request_bytes_max: Longest read, in bytes, a multiple of 4 096. The system may have a lower limit, which is 1 MiB unless
-            ``/proc/sys/fs/fuse/max_pages_limit`` says otherwise. Reads as long as this also need the read-ahead of the mount
-            (``Mounted.set_read_ahead``).
-        background_max: Largest number of reads in flight that the kernel began itself, as read-ahead.
-        always_reads_attributes: Whether the kernel asks for the attributes with all entries of a directory, so that opening the
-            files afterwards needs no LOOKUP; otherwise only if programs look at entries while they read the directory.
-    """
-
-    request_bytes_max: int = 1 * MIB
-    background_max: int = 128
-    always_reads_attributes: bool = True
-
-    def __post_init__(self) -> None:
-        check_whole("request_bytes_max", self.request_bytes_max, PAGE_BYTES, 16 * MIB)
-        check_whole("background_max", self.background_max, 1, 65_535)
-        if self.request_bytes_max % PAGE_BYTES:
-            raise ConfigError(f"request_bytes_max={self.request_bytes_max} must be a multiple of {PAGE_BYTES}")
+"""``READDIRPLUS_AUTO`` is left out, so that the kernel asks for the attributes with all entries of a directory, and opening the
+files afterwards needs no LOOKUP. Pages are dropped neither by time (``AUTO_INVAL_DATA``, which costs a GETATTR for each read
+after the attributes' lifetime) nor by notification: each version of a file is a node of its own, so its pages stay right.
+``ASYNC_DIO`` is left out: with it, a program that is killed while it reads with ``O_DIRECT`` is uninterruptible until the reply
+comes, and no INTERRUPT is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +207,16 @@ class FuseSession:
     Args:
         descriptor: Open ``/dev/fuse`` that was mounted; the session closes it.
         file_system: Answers the requests. Its methods are called by the thread of ``run``, or by that of the event loop.
-        config: Limits and options that are agreed on with the kernel.
+        request_bytes_max: Longest read in bytes; see ``REQUEST_BYTES_MAX``.
 
     Cost: no thread of its own; a buffer of 128 KiB and two descriptors.
     """
 
-    def __init__(self, descriptor: int, file_system: FileSystem, *, config: FuseConfig | None = None) -> None:
+    def __init__(self, descriptor: int, file_system: FileSystem, *, request_bytes_max: int = REQUEST_BYTES_MAX) -> None:
         self._device = Device(descriptor)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._file_system = file_system
-        self._config = config or FuseConfig()
+        self._request_bytes_max = request_bytes_max
         self._outbox = Outbox(self._device)
         self._dispatcher = Dispatcher(file_system, self._outbox)
         self._interrupted = InterruptedRequests(self._outbox)
@@ -315,9 +300,9 @@ class FuseSession:
         """Stop, and drop everything if ``run`` was never called; otherwise ``run`` does so. Idempotent."""
         self.stop()
         with self._lock:
-            is_mine = not self._is_running and not self._has_ended
-            self._is_running = self._is_running or is_mine
-        if is_mine:
+            never_ran = not self._is_running and not self._has_ended
+            self._is_running = self._is_running or never_ran
+        if never_ran:
             self._end()
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -379,14 +364,13 @@ class FuseSession:
             )
             return
         minor = min(minor, MINOR_MAX)
-        wanted = _WANTED if self._config.always_reads_attributes else _WANTED | Feature.READDIRPLUS_AUTO
         message = replies.init(
             header.unique,
             minor=minor,
-            features=features & wanted,
+            features=features & _WANTED,
             read_ahead_bytes=read_ahead_bytes_max,
-            request_bytes_max=self._config.request_bytes_max,
-            background_max=self._config.background_max,
+            request_bytes_max=self._request_bytes_max,
+            background_max=BACKGROUND_MAX,
         )
         self._device.write([message])
         self._minor = minor

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -114,7 +115,7 @@ class StoreDirectories:
                 if asked is not None and now_s - asked.begun_s < self._ttl_s:
                     asked.waiting.append(then)
                     return
-                question = _Question(parent, name, begun_s=now_s, then=then)
+                question = _Question(parent, name, now_s, [then])
                 question.query = PathQuery(self._store, folder.prefix + name.decode(), partial(self._found, question))
                 self._questions.add(question)
                 self._latest_questions[parent, name] = question
@@ -278,6 +279,7 @@ class StoreDirectories:
             other.want(1)
 
 
+@dataclass(slots=True, eq=False)
 class _Question:
     """A name that the store is asked for, and who waits for the answer.
 
@@ -285,12 +287,8 @@ class _Question:
     a program that looks up a name after an object was written must not get what the store said before.
     """
 
-    __slots__ = ("begun_s", "name", "parent", "query", "waiting")
-
-    query: PathQuery
-
-    def __init__(self, parent: int, name: bytes, *, begun_s: float, then: NodeThen) -> None:
-        self.parent = parent
-        self.name = name
-        self.begun_s = begun_s
-        self.waiting = [then]
+    parent: int
+    name: bytes
+    begun_s: float
+    waiting: list[NodeThen]
+    query: PathQuery = field(init=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import count, islice
@@ -155,6 +156,7 @@ HIDDEN_FOLDERS_MAX = 10_000
 """Directories for which the number of hidden keys is remembered."""
 
 
+@dataclass(slots=True, eq=False)
 class Folder:
     """What is known of one directory.
 
@@ -166,14 +168,11 @@ class Folder:
         queries_count: Names that the store was asked for one by one since `listing` was begun.
     """
 
-    __slots__ = ("inode", "is_read", "listing", "prefix", "queries_count")
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.inode: int | None = None
-        self.listing: DirectoryListing | None = None
-        self.is_read = False
-        self.queries_count = 0
+    prefix: str
+    inode: int | None = None
+    listing: DirectoryListing | None = None
+    is_read: bool = False
+    queries_count: int = 0
 
     def sub_prefixes_after(self, prefix: str) -> list[str]:
         """Return the prefixes of the directories in it that come after `prefix`, as far as they are known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
@@ -164,15 +165,13 @@ class StoreFiles:
             walk.dropped(node)
 
 
+@dataclass(slots=True, eq=False)
 class _SharedObject:
     """An object that open files share, because the kernel may send the requests of one program to any of them."""
 
-    __slots__ = ("files_count", "object", "version")
-
-    def __init__(self, version: Hashable, opened: PositionedObject) -> None:
-        self.version = version
-        self.object = opened
-        self.files_count = 0
+    version: Hashable
+    object: PositionedObject
+    files_count: int = 0
 
 
 class StoreFile:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.mount.fuse.answering import KernelReply
 from penstock.mount.fuse.protocol import MODIFYING, WITHOUT_REPLY, Operation
-from penstock.mount.fuse.session import FuseConfig, FuseSession
+from penstock.mount.fuse.session import FuseSession
 from penstock.mount.nodes import ROOT_INODE, Attributes
 from penstock.transport.loop import EventLoop, WatchedDescriptor
 from servers.memory_file_system import MemoryFileSystem
@@ -31,13 +31,12 @@ class KernelStandIn:
     def __init__(
         self,
         file_system: MemoryFileSystem,
-        config: FuseConfig | None = None,
         *,
         loop: EventLoop | SuccessiveLoops | None = None,
     ) -> None:
         self.socket, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(ANSWER_S_MAX)
-        self.session = FuseSession(device.detach(), file_system, config=config)
+        self.session = FuseSession(device.detach(), file_system)
         self.failure: Exception | None = None
         self.has_ended = threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -143,15 +142,16 @@ def test_negotiation(kernel: KernelStandIn) -> None:
     wanted |= {22: "MAX_PAGES", 30: "INIT_EXT"}
     assert {bit for bit in range(32) if low >> bit & 1} == set(wanted)
     assert high == 0
+    assert struct.unpack_from("=I", body, 36) == (0,)
     assert kernel.session.wait_ready(ANSWER_S_MAX)
     assert kernel.session.statistics().minor == 45
 
 
 def test_nothing_is_claimed_that_the_kernel_does_not_offer(file_system: MemoryFileSystem) -> None:
     """Features that the kernel does not know are not agreed to."""
-    kernel = KernelStandIn(file_system, FuseConfig(always_reads_attributes=False, request_bytes_max=65536))
+    kernel = KernelStandIn(file_system)
     number, body = kernel.ask(Operation.INIT, struct.pack("=IIII", 7, 31, 131072, 1 << 13 | 1 << 14 | 1 << 3))
-    assert (number, struct.unpack_from("=IIII", body)) == (0, (7, 31, 131072, 1 << 13 | 1 << 14))
+    assert (number, struct.unpack_from("=IIII", body)) == (0, (7, 31, 131072, 1 << 13))
     assert struct.unpack_from("=H", body, 28) == (0,)
     assert not kernel.session.forget_names()
     kernel.close()
@@ -420,17 +420,6 @@ def test_descriptors_are_given_back(file_system: MemoryFileSystem) -> None:
         kernel.close()
         del kernel
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("request_bytes_max", 4095), ("request_bytes_max", 0), ("background_max", 0)]
-)
-def test_configs_are_checked(name: str, value: int) -> None:
-    """Values that the kernel would not take are refused with their bounds."""
-    with pytest.raises(ps.ConfigError, match=f"{name}={value}"):
-        FuseConfig(**{name: value})
-    with pytest.raises(ps.ConfigError, match="multiple of 4096"):
-        FuseConfig(request_bytes_max=5000)
 
 
 @given(messages=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6), st.binary(max_size=80)), max_size=10))
