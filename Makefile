@@ -72,7 +72,7 @@ test-browser: $(VENV)/.ready  ## The gateway's status page in headless Chromium 
 test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on rclone serve s3
 	for server in moto rclone; do \
 		echo "== tests on $$server"; \
-		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -m server || exit 1; \
+		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -n 2 -m server || exit 1; \
 	done
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own. It lies on $(VENV): it holds what
@@ -97,7 +97,6 @@ FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := mosaicml-streaming
 FRAMEWORK_s3torchconnector := 's3torchconnector[dcp]==1.5.0' lightning
 FRAMEWORK_gateway := s3torchconnector awscli s3fs minio pandas ministack  # ministack wants one version of botocore, which the others then take
-WITHOUT_TORCH := tensorflow tensorflow-io jax feeds  # `import torch` fails in them, as where only their users' frameworks are
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
 .venvs/%/.ready: $(VENV)/.ready
@@ -105,26 +104,26 @@ UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, an
 	rm -rf .venvs/$*
 	$(PYTHON) -m venv --without-pip .venvs/$*
 	folder=$$(cd $(VENV) && echo lib/python3*/site-packages); \
-		echo "import site, sys; site.addsitedir('$(CURDIR)/$(VENV)/$$folder')$(if $(filter $*,$(WITHOUT_TORCH)),; sys.modules['torch'] = None)" > .venvs/$*/$$folder/venv.pth
+		echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/$$folder')" > .venvs/$*/$$folder/venv.pth
 	.venvs/$*/bin/python -m pip $(INSTALL) $(TORCH) $(FRAMEWORK_$*)
 	$(if $(UNWANTED_$*),.venvs/$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
 	ln -s $(CURDIR)/$(BIN)/penstock $(CURDIR)/$(BIN)/rclone .venvs/$*/bin
 	@touch $@
 
 test-tensorflow: .venvs/tensorflow/.ready .venvs/lambda/.ready  ## The TensorFlow door, in an environment of its own
-	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q
+	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q -n 2
 
 test-tensorflow-io: .venvs/tensorflow-io/.ready  ## tensorflow-io's S3 file system on the gateway, in an environment of its own
 	.venvs/tensorflow-io/bin/python -m pytest tests/doors/tensorflow_io -q
 
 test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
-	.venvs/jax/bin/python -m pytest tests/doors/jax -q
+	.venvs/jax/bin/python -m pytest tests/doors/jax -q -n 2
 
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
-	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
+	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q -n 2
 
 test-transformers: .venvs/transformers/.ready  ## safetensors, save_pretrained, Trainer and Accelerate beside Hugging Face's libraries, in an environment of its own
-	.venvs/transformers/bin/python -m pytest tests/doors/transformers -q
+	.venvs/transformers/bin/python -m pytest tests/doors/transformers -q -n 2
 
 test-webdataset: .venvs/webdataset/.ready .venvs/webdataset-old/.ready  ## s3:// in WebDataset 1.0 and 0.2, each in an environment of its own
 	.venvs/webdataset/bin/python -m pytest tests/doors/webdataset -q
@@ -143,7 +142,7 @@ test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several 
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
 
 test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system for fsspec and the handler for iopath, and the libraries that use them, in environments of their own
-	.venvs/fsspec/bin/python -m pytest tests/doors/fsspec -q
+	.venvs/fsspec/bin/python -m pytest tests/doors/fsspec -q -n 2
 	.venvs/torchdata/bin/python -m pytest tests/doors/torchdata -q
 
 .venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt $(VENV)/.ready
@@ -168,14 +167,14 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
 test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for PyTorch and penstock in its place, side by side, in an environment of its own
-	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q
+	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q -n 2
 
 test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 1, 2 and 4 ranks, at many random moments
 	$(BIN)/python -m pytest tests/integration/checkpoints -q -n 2 -m heavy
 
 test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
 	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy
-	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q
+	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q -n 2
 
 test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own
 	.venvs/deploy/bin/python -m pytest tests/doors/deploy -q
@@ -185,7 +184,7 @@ test-fuse: $(VENV)/.ready .venvs/fuse/.ready  ## The mount and the channels on t
 	type rsync fio fusermount3 &> /dev/null || { apt-get update -qq && apt-get install -qq -y rsync fio fuse3 > /dev/null; }
 	[ "$$(id -u)" != 0 ] || chmod 666 /dev/fuse
 	$(BIN)/python -m pytest tests/integration/mount tests/integration/channels -q -n 2 -m heavy
-	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q
+	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q -n 2
 
 docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its links checked
 	rm -rf site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,15 @@ from typing import Any
 import pytest
 
 import penstock as ps
+
+WITHOUT_TORCH = ("feeds", "jax", "tensorflow", "tensorflow_io")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Who uses another framework may have no PyTorch, which is in the environment of these tests: nothing imports it."""
+    yield
+    assert request.path.parent.name not in WITHOUT_TORCH or "torch" not in sys.modules
 
 
 @pytest.fixture
