@@ -42,7 +42,7 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.ready  ## Offline tests, under a minute
+unit: $(VENV)/.ready  ## Offline tests, none of which takes seconds
 	@echo "== unit tests"
 	$(BIN)/python -m pytest tests/unit tests/style -q -n 2 -m 'not server'
 

@@ -103,6 +103,7 @@ def test_the_module_is_the_command() -> None:
     assert penstock("--version").startswith("penstock ")
 
 
+@pytest.mark.server
 def test_shells_complete_commands_and_options() -> None:
     """The completion script is printed, and its requests are answered."""
     asking = [sys.executable, "-m", "penstock", "--show-completion"]  # for the shell that it finds among its parents

@@ -118,6 +118,7 @@ def test_a_trial_that_fails_shows_the_authors_frames_alone(
     assert error.count("  File ") <= 1
 
 
+@pytest.mark.server
 def test_a_transform_that_cannot_be_imported_shows_its_traceback_line_by_line(tmp_path: Path) -> None:
     """The gateway ends with the reason in one line, and the author's frames below it."""
     (tmp_path / "unusable.py").write_text("VALUE = {}['no']\n")

@@ -138,6 +138,7 @@ def test_a_bomb_is_not_believed():
             read(data)
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_bomb_takes_no_memory(method, tmp_path):
     """What a kilobyte of bzip2 or LZMA may grow to is bounded, and what it grows to beyond its claim is not held."""

@@ -49,7 +49,7 @@ def test_every_format_resumes_inside_its_shards(tmp_path: Path, name: str, mode:
         "lanes": 2, "threads": 1, "index": mode, "fetch": ps.FetchConfig(gap_bytes_max=0),
         "index_dir": index(made, tmp_path / "index") if mode == "require" else None,
     }  # fmt: skip
-    assert_resumes_everywhere(lambda: ps.Loader(made, **options), every=3)
+    assert_resumes_everywhere(lambda: ps.Loader(made, **options), every=5)
 
 
 def test_the_content_decides_and_the_pipeline_may(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_columns_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(rows) <= 3 * ROWS % 64
 
 
+@pytest.mark.server
 def test_columns_in_processes(tmp_path: Path) -> None:
     """Worker processes give the same columns, decoded or as stored."""
     made = write(tmp_path / "data", nulls=False).shuffle(512)

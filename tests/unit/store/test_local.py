@@ -345,6 +345,7 @@ def test_a_flat_directory_is_not_read_for_each_page(store, monkeypatch, keys_max
     assert len(scans) == scans_count
 
 
+@pytest.mark.server
 def test_many_listings_hold_little(store):
     """Listings that begin everywhere and never go on hold a bounded number of names, and the last can be continued."""
     for index in range(3000):

@@ -516,6 +516,7 @@ def test_a_local_directory_looks_like_itself(tmp_path: Path) -> None:
             assert isinstance(look_up_path(directories, missing.rpartition("/")[2]), Absent)
 
 
+@pytest.mark.server
 def test_many_threads_use_it_at_once() -> None:
     """Walks, lookups and forgets from several threads leave the right references behind."""
     keys = [f"{number % 11}/{number:05d}" for number in range(5000)]

@@ -566,6 +566,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.server
 def test_a_small_file_asks_for_little_memory(tmp_path: Path) -> None:
     """Numbers, lengths and calls in a .metadata file reserve no memory for what is not in it, and change no class."""
     for name, bomb in BOMBS.items():
@@ -614,6 +615,7 @@ def test_a_flipped_bit_of_metadata_with_a_manifest(tmp_path: Path, monkeypatch: 
     assert all(name not in bytes(data) for data in decoded)
 
 
+@pytest.mark.server
 def test_every_flipped_bit_of_metadata_without_a_manifest(tmp_path: Path) -> None:
     """It is an error or another metadata of the right types, in bounded memory and time."""
     dcp.save({"w": torch.ones(3), "step": 7}, storage_writer=dcp.FileSystemWriter(tmp_path))

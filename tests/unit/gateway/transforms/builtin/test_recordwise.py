@@ -248,6 +248,7 @@ def test_damaged_compression(compression: str, damage: str) -> None:
     assert raised.value.offset_bytes is not None
 
 
+@pytest.mark.server
 def test_memory_is_bounded() -> None:
     """60 MB through gunzip, zstd and unzstd, and lines through redact, takes a few megabytes."""
     run_bounded(

@@ -194,6 +194,7 @@ def test_output_comes_before_the_end_of_the_source() -> None:
     assert len(taken) <= 3
 
 
+@pytest.mark.server
 def test_large_pictures_are_decoded_one_at_a_time() -> None:
     """Pictures that grow a thousandfold are decoded singly, so that a batch of them does not fill the memory."""
     run_bounded(
