@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock.gateway.http import AccessRecord
-    from penstock.gateway.objects import Authenticator, Bucket, BucketAtHand, Caller
+    from penstock.gateway.objects import Authenticator, Bucket, CachedBucket, Caller
 
 
 class FixedBuckets:
@@ -32,7 +32,7 @@ class FixedBuckets:
         """Return a bucket."""
         return self._buckets.get(name)
 
-    def at_hand(self, name: str) -> BucketAtHand | None:
+    def get_nowait(self, name: str) -> CachedBucket | None:
         """Return a bucket of a store."""
         found = self._buckets.get(name)
         return found if isinstance(found, UpstreamBucket) else None

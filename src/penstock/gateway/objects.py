@@ -256,7 +256,7 @@ class OpenObject(Protocol):
 
         Raises:
             S3Error: The bytes cannot be read.
-            PenstockError: The bytes cannot be read; the front turns the error into an ``S3Error`` (``http/refusals.py``).
+            PenstockError: The bytes cannot be read; the front turns the error into an ``S3Error`` (``http/exchanges.py``).
         """
 
     async def close(self) -> None:
@@ -298,24 +298,31 @@ class Bucket(Protocol):
         """Release what the bucket holds; idempotent."""
 
 
-class ObjectAtHand(Protocol):
-    """One version of an object that a bucket knows without asking anybody.
+class CachedObject(OpenObject, Protocol):
+    """An object that was opened without waiting for anything; its bytes are in memory, or will be read when they are wanted.
 
     Attributes:
-        head: Description of the object, with its size.
+        span: Range of the bytes in memory; None if there are none.
+        body: The bytes: uint8[span], read-only; None if they must be read.
     """
 
-    head: ObjectHead
-
-    def read_nowait(self, span: ByteRange) -> memoryview | None:
-        """Return the bytes of a range inside the object: uint8[span]; None if that would wait, or if they are too many."""
+    span: ByteRange | None
+    body: memoryview | None
 
 
-class BucketAtHand(Protocol):
-    """A bucket that may know objects, and have their bytes in memory. Its methods never wait."""
+class CachedBucket(Bucket, Protocol):
+    """A bucket that may know objects, and have their bytes in memory. Its ``open`` is ``open_nowait``, else ``fetch``."""
 
-    def known(self, key: str) -> ObjectAtHand | None:
-        """Return the object of a key that ``Bucket.open`` would open without asking the store; None for any other."""
+    def open_nowait(self, key: str, within: Callable[[int], ByteRange] | None = None) -> CachedObject | None:
+        """Open an object if that needs neither the store nor the disk nor another thread; None if it does.
+
+        Args:
+            key: Key of the object.
+            within: Returns the range that is wanted of an object of a size in bytes; None for all of it.
+        """
+
+    async def fetch(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
+        """Open an object that ``open_nowait`` does not open; otherwise as ``Bucket.open``."""
 
 
 class BucketTable(Protocol):
@@ -327,8 +334,8 @@ class BucketTable(Protocol):
     async def get(self, name: str, caller: Caller) -> Bucket | None:
         """Return the bucket or access point of a name; None if there is none."""
 
-    def at_hand(self, name: str) -> BucketAtHand | None:
-        """Return what the bucket that ``get`` would return has at hand; None if it has nothing, or if only ``get`` can tell."""
+    def get_nowait(self, name: str) -> CachedBucket | None:
+        """Return the bucket that ``get`` would return if it knows objects; None if it does not, or if only ``get`` can tell."""
 
     async def names(self, caller: Caller) -> list[Bucket]:
         """Return what the caller may use, in the order of the names."""

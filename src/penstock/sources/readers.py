@@ -16,8 +16,6 @@ from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import KIB, FetchConfig
-from penstock.memory.ranges import REQUEST_COST_BYTES, covering, near_groups
-from penstock.store.base import MultiStore
 from penstock.fetch import coalesce
 from penstock.memory.ranges import REQUEST_COST_BYTES
 from penstock.store.base import MultiStore
@@ -142,8 +140,6 @@ class StoredReader(ABC):
 
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
         """Read some samples, in the order of their ranges in the stores; nearby ranges are read by one request."""
-        from penstock.sources.readers import RequestedRange, merged_reads
-
         assert self.store is not None
         located = self.located(numbers)
         ranges = [

@@ -72,31 +72,6 @@ async def perform_on_loop(store: Store, operation: Operation) -> Completion:
     return completion
 
 
-class CompleteRead:
-    """A ``FirstRead`` that is complete from the start, for bytes that the cache had at hand.
-
-    Args:
-        span: Range of the bytes.
-        body: uint8[n].
-
-    Attributes:
-        span: Range of the bytes.
-    """
-
-    __slots__ = ("_body", "span")
-
-    def __init__(self, span: ByteRange, body: memoryview) -> None:
-        self.span = span
-        self._body = body
-
-    async def wait_body(self) -> memoryview:
-        """Return the bytes."""
-        return self._body
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
-
 class FirstRead(LoopSink):
     """A ``Get`` of the beginning of an object or range, whose size is known before its bytes have arrived.
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectMissingError
 from penstock.gateway.buckets.documents import object_attributes
+from penstock.gateway.buckets.known_objects import etag_of
 from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
 from penstock.gateway.buckets.sources import BucketSource, KeyRenaming, source_request
-from penstock.gateway.buckets.store_heads import etag_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.gateway.results.identity import ResultIdentity, ResultName
 from penstock.gateway.results.open_result import OpenResult

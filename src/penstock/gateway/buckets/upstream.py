@@ -17,18 +17,16 @@ from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError,
 from penstock.fetch.budget import POOLED_BYTES_MIN
 from penstock.fetch.plan import PlanItem
 from penstock.fetch.requests import contradiction_of
-from penstock.gateway.buckets.believed_objects import AT_ONCE_BYTES_MAX, BelievedObjects
+from penstock.gateway.buckets.known_objects import NOWAIT_BYTES_MAX, KnownObjects, object_head
 from penstock.gateway.buckets.operations import BucketOperations, ReadOnlyOperations
-from penstock.gateway.buckets.store_heads import object_head
-from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
+from penstock.gateway.buckets.submitting import FirstRead, perform_on_loop
 from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
     from penstock.fetch.budget import Budget
-    from penstock.gateway.buckets.believed_objects import BelievedObject
-    from penstock.gateway.buckets.hot_bodies import HotBodies
+    from penstock.gateway.buckets.known_objects import BodyCache
     from penstock.gateway.objects import Answer, GatewayRequest, ObjectHead, RequestBody
     from penstock.store.base import Store
     from penstock.types import Buffer, Chunk, Key, ListPage, ObjectInfo, Page
@@ -56,7 +54,7 @@ class UpstreamBucket:
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
         operations: What changes the store's objects, as ``operations_for`` makes it; None if the bucket can only be read.
-        hot: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
+        bodies: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
 
     Attributes:
         name: Name of the bucket.
@@ -71,14 +69,14 @@ class UpstreamBucket:
         *,
         created_s: float = 0.0,
         operations: BucketOperations | None = None,
-        hot: HotBodies | None = None,
+        bodies: BodyCache | None = None,
     ) -> None:
         self.name = name
         self.store = store
         self.created_s = created_s
         self._operations = operations or ReadOnlyOperations(self)
         self._cached = store if isinstance(store, Cached) else None
-        self._known = BelievedObjects(store, hot)
+        self._known = KnownObjects(store, bodies)
         self._described: OrderedDict[Key, ObjectInfo] = OrderedDict()  # by the last HEADs
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
@@ -107,21 +105,40 @@ class UpstreamBucket:
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         """Begin to read an object; see ``Bucket.open``. Cost: one request for an object of one part."""
+        if hint is None and _depends_on_size(request):
+            return await self.fetch(request, hint)
+        opened = self.open_nowait(request.key, hint.within if hint is not None else None)
+        return opened if opened is not None else await self.fetch(request, hint)
+
+    def open_nowait(self, key: Key, within: Callable[[int], ByteRange] | None = None) -> UpstreamObject | None:
+        """Open an object that the cache knows, with the wanted bytes if they are few; see ``CachedBucket.open_nowait``."""
+        known = self._known.get(key)
+        if known is None:
+            return None
+        size_bytes = known.info.size_bytes
+        try:
+            span = within(size_bytes) if within is not None and size_bytes else ByteRange(0, size_bytes)
+        except SpanError:  # the range begins past the end of the object
+            span = None
+        if span is None or not 0 < span.length_bytes <= NOWAIT_BYTES_MAX:
+            return UpstreamObject(self, known.info, head=known.head)
+        body = known.read_nowait(span)
+        return None if body is None else UpstreamObject(self, known.info, head=known.head, span=span, body=body)
+
+    async def fetch(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
+        """Open an object that the store or the disk must be asked for; see ``CachedBucket.fetch``."""
         try:
             try:
-                return await self._open(request, hint)
+                return await self._fetch(request, hint)
             except ObjectChangedError:  # the cache believed in a version that was replaced, and now knows better
-                return await self._open(request, hint)
+                return await self._fetch(request, hint)
         except ProtocolError:  # the store may know neither lengths nor ranges; if it is really broken, this fails too
             return await self._open_whole(request.key)
 
-    async def _open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
+    async def _fetch(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         key = request.key
-        if hint is None and ("Range" in request.headers or "partNumber" in request.query):
-            return UpstreamObject(self, await self._stat(key), None)  # the range depends on the size
-        at_hand = self._open_at_hand(key, hint)
-        if at_hand is not None:
-            return at_hand
+        if hint is None and _depends_on_size(request):
+            return UpstreamObject(self, await self._stat(key))
         first = None
         try:
             first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.first_bytes())
@@ -131,20 +148,22 @@ class UpstreamBucket:
                     first.wait_body()
                 )  # only now it is certain that the version that the cache believed in still exists
         except SpanError:
-            return UpstreamObject(self, await self._stat(key), None)
+            return UpstreamObject(self, await self._stat(key))
         except ConfigError as error:
             raise ObjectMissingError("the store cannot have such a key", status=404) from error
         except BaseException:
             if first is not None:
                 first.cancel()
             raise
-        return UpstreamObject(self, info, first)
+        return UpstreamObject(self, info, first=first)
 
     async def _open_whole(self, key: str) -> UpstreamObject:
         """Open an object whose store makes it while sending it, so that it has neither a length nor ranges beforehand."""
         first = FirstRead(self.store, Get(key), length_bytes_max=self.first_bytes())
         try:
-            return UpstreamObject(self, await self._with_headers(self._checked(await first.wait_described())), first)
+            return UpstreamObject(
+                self, await self._with_headers(self._checked(await first.wait_described())), first=first
+            )
         except BaseException:
             first.cancel()
             raise
@@ -161,25 +180,6 @@ class UpstreamBucket:
         if (contradiction := contradiction_of(info, claim)) is not None:
             raise contradiction
         return info
-
-    def known(self, key: Key) -> BelievedObject | None:
-        """Return an object that the cache knows; see ``BucketAtHand.known``."""
-        return self._known.get(key)
-
-    def _open_at_hand(self, key: Key, hint: ByteRange | None) -> UpstreamObject | None:
-        """Return an object that the cache knows, with its bytes if they are few; None if the store is needed."""
-        known = self._known.get(key)
-        if known is None:
-            return None
-        info = known.info
-        span = ByteRange(0, info.size_bytes) if hint is None else hint
-        if span.start >= info.size_bytes:
-            return UpstreamObject(self, info, None, head=known.head)
-        span = span.within(info.size_bytes)
-        if span.length_bytes > AT_ONCE_BYTES_MAX:
-            return UpstreamObject(self, info, None, head=known.head)
-        body = known.read_nowait(span)
-        return None if body is None else UpstreamObject(self, info, CompleteRead(span, body), head=known.head)
 
     async def _with_headers(self, info: ObjectInfo) -> ObjectInfo:
         """Return an object with its headers. Only if it was known from a listing alone, that costs a request."""
@@ -288,33 +288,46 @@ def _part_bytes(share_bytes: int, *, least_bytes: int) -> int:
     return part_bytes
 
 
+def _depends_on_size(request: GatewayRequest) -> bool:
+    """Whether the bytes that a request without a hint wants are known only once the object's size is."""
+    return "Range" in request.headers or "partNumber" in request.query
+
+
 class UpstreamObject:
-    """One version of an object of a store that is being read; see ``OpenObject``.
+    """One version of an object of a store that is being read; implements ``CachedObject``.
 
     Args:
         bucket: Bucket of the object.
         info: The object.
+        head: Description of the object; None makes it of `info`.
         first: The read of its first bytes; None if none was begun.
-        head: Attributes of the object; None makes them of `info`.
+        span: Range of the bytes in memory; None if there are none.
+        body: The bytes in memory.
 
     Attributes:
         head: Description of the object.
+        span: Range of the bytes in memory.
+        body: The bytes in memory.
     """
 
-    __slots__ = ("_bucket", "_first", "_info", "head")
+    __slots__ = ("_bucket", "_first", "_info", "body", "head", "span")
 
     def __init__(
         self,
         bucket: UpstreamBucket,
         info: ObjectInfo,
-        first: FirstRead | CompleteRead | None,
         *,
         head: ObjectHead | None = None,
+        first: FirstRead | None = None,
+        span: ByteRange | None = None,
+        body: memoryview | None = None,
     ) -> None:
         self._bucket = bucket
         self._info = info
         self._first = first
         self.head = head or object_head(info)
+        self.span = span
+        self.body = body
 
     async def wait_size_bytes(self) -> int:
         """Return the object's size in bytes."""
@@ -323,18 +336,22 @@ class UpstreamObject:
     async def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
         """Iterate over the bytes of a range; see ``OpenObject.read``."""
         wanted = span or ByteRange(0, self._info.size_bytes)
+        begun, body = self.span, self.body
         first, self._first = self._first, None
         if first is not None:
-            try:
-                has_begin = first.span is not None and first.span.start <= wanted.start < first.span.end
-                if has_begin:
-                    assert first.span is not None
+            begun = first.span
+        if begun is not None and begun.start <= wanted.start < begun.end:
+            if first is not None:
+                try:
                     body = await first.wait_body()
-                    begin = body[wanted.start - first.span.start : wanted.end - first.span.start]
-                    wanted = ByteRange(wanted.start + len(begin), wanted.end)
-                    yield begin
-            finally:
-                first.cancel()
+                finally:
+                    first.cancel()
+            assert body is not None
+            begin = body[wanted.start - begun.start : wanted.end - begun.start]
+            wanted = ByteRange(wanted.start + len(begin), wanted.end)
+            yield begin
+        elif first is not None:
+            first.cancel()
         if wanted.start < wanted.end:
             async with aclosing(self._bucket.stream(self._info, wanted)) as pieces:
                 async for piece in pieces:

@@ -1,4 +1,4 @@
-"""The access log: one record for each request, as a line or as JSON. It contains no secret and no signature."""
+"""Numbers and a record of each request; the log of records, as lines or as JSON, has no secret and no signature in it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TextIO
 
+from penstock.gateway.http.addressing import path_and_query, public_query
+from penstock.gateway.http.service import METHODS
 from penstock.redaction import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.gateway.http.exchanges import ClientExchange
+    from penstock.gateway.metrics import LabelledName, Metrics
+
 _TEXT_CHARACTERS_MAX = 2048
 _WAITING_COUNT_MAX = 100_000
 _PAUSE_S = 0.02
 _CLOSE_S_MAX = 2.0
+_SENT_BYTES: Final[LabelledName] = ("penstock_gateway_sent_bytes_total", ())
 
 
 class AccessRecord(NamedTuple):
@@ -177,3 +183,62 @@ def _quoted(text: str) -> str:
         return f'"{text}"'
     shown = printable(text[:_TEXT_CHARACTERS_MAX]).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{shown}"'
+
+
+class RequestRecords:
+    """Counts requests, and passes a record of each to the access log.
+
+    Args:
+        metrics: Takes the numbers.
+        log: Takes the records; None for no access log.
+    """
+
+    def __init__(self, metrics: Metrics, log: AccessLog | None) -> None:
+        self._metrics = metrics
+        self._log = log
+
+    def note(self, exchange: ClientExchange, code: str, *, is_complete: bool) -> None:
+        """Take a request that has ended.
+
+        Args:
+            exchange: The request and its answer.
+            code: S3's code of the error; empty if there was none.
+            is_complete: Whether the answer was sent to its end.
+        """
+        request, status = exchange.request, exchange.status
+        seconds = exchange.elapsed_s
+        metrics = self._metrics
+        counter, histogram = _names_of(request.method, status)
+        metrics.counters[counter] += 1
+        metrics.counters[_SENT_BYTES] += exchange.sent_bytes
+        metrics.histograms[histogram].add(seconds)
+        if self._log is not None:
+            self._log(
+                AccessRecord(
+                    time_s=exchange.started_s,
+                    remote=request.remote or "",
+                    access_key=exchange.access_key,
+                    method=request.method,
+                    bucket=exchange.bucket,
+                    key=exchange.key,
+                    query=public_query(path_and_query(request.raw_path)[1]),
+                    status=status,
+                    code=code,
+                    sent_bytes=exchange.sent_bytes,
+                    received_bytes=exchange.received_bytes,
+                    seconds=seconds,
+                    complete=is_complete,
+                    request_id=exchange.request_id,
+                    user_agent=request.headers.get("User-Agent", ""),
+                )
+            )
+
+
+@lru_cache(maxsize=1024)
+def _names_of(method: str, status: int) -> tuple[LabelledName, LabelledName]:
+    """Return the names of the counter and of the histogram of requests."""
+    known = method if method in METHODS or method == "OPTIONS" else "other"
+    return (
+        ("penstock_gateway_requests_total", (("method", known), ("status", str(status)))),
+        ("penstock_gateway_request_seconds", (("method", known),)),
+    )

@@ -17,14 +17,11 @@ from penstock.gateway.http.exchanges import break_off
 from penstock.gateway.http.plain_requests import PlainRequest, parse_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aiohttp.web import BaseRequest, StreamResponse
 
     from penstock.gateway.config import GatewayLimits
-    from penstock.gateway.http.at_hand import AnswersAtHand
-    from penstock.gateway.http.exchanges import WatchedExchange
-    from penstock.gateway.http.records import RequestRecords
+    from penstock.gateway.http.exchanges import ClientExchange
+    from penstock.gateway.http.front import Front
 
 log = logging.getLogger("penstock.gateway")
 
@@ -45,29 +42,12 @@ class ConnectionPool(web.Server):
     """The connections of one front.
 
     Args:
-        handler: Answers one request.
-        refusal: Makes the answer to what is not a valid HTTP request.
-        limits: Bounds on what clients may use.
-        at_hand: Answers what needs no waiting.
-        sweeper: Watches the clients that have not taken such an answer yet.
-        records: Takes the requests that were answered at once.
+        front: Answers the requests.
     """
 
-    def __init__(
-        self,
-        handler: Callable[[BaseRequest], Awaitable[StreamResponse]],
-        *,
-        refusal: Callable[[BaseRequest, int], StreamResponse],
-        limits: GatewayLimits,
-        at_hand: AnswersAtHand,
-        sweeper: Sweeper,
-        records: RequestRecords,
-    ) -> None:
-        self.limits = limits
-        self.at_hand = at_hand
-        self.sweeper = sweeper
-        self.records = records
-        self.refusal = refusal
+    def __init__(self, front: Front) -> None:
+        limits = front.limits
+        self.front = front
         self.refused_count = 0
         self.handler_arguments: dict[str, Any] = {
             "keepalive_timeout": limits.idle_s_max,
@@ -79,13 +59,13 @@ class ConnectionPool(web.Server):
             "access_log": None,
             "logger": log,
         }
-        super().__init__(handler, handler_cancellation=True, **self.handler_arguments)
+        super().__init__(front.handle, handler_cancellation=True, **self.handler_arguments)
 
     def drain(self) -> None:
         """Close idle connections now, and the others after their answer."""
         for connection in self.connections:
             if isinstance(connection, ClientConnection):
-                connection.drain()
+                connection.end_soon()
 
     def __call__(self) -> ClientConnection:
         """Make the protocol of a new connection."""
@@ -93,19 +73,33 @@ class ConnectionPool(web.Server):
 
 
 class ClientConnection(web.RequestHandler):
-    """One connection. It adds limits to aiohttp's protocol, and answers at once what needs no waiting."""
+    """One connection. It adds limits to aiohttp's protocol, and has the front answer plain requests without aiohttp."""
 
-    __slots__ = ("_head_timer", "_held", "_is_plain", "_leaving", "_pending_count", "_pool", "_remote")
+    __slots__ = (
+        "_exchange",
+        "_front",
+        "_head_timer",
+        "_held",
+        "_is_ending",
+        "_is_plain",
+        "_pending_count",
+        "_pool",
+        "_remote",
+        "_task",
+    )
 
     def __init__(self, pool: ConnectionPool, **arguments: Any) -> None:
         super().__init__(pool, **arguments)
         self._pool = pool
+        self._front = pool.front
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_plain = True  # all that came was plain requests, so aiohttp's parser holds no beginning of another one
         self._pending_count = 0  # plain requests that aiohttp has got and not answered
-        self._leaving: WatchedExchange | None = (
-            None  # answered at once, but the client has not taken all of the answer yet
+        self._exchange: ClientExchange | None = None  # a plain request whose answer the client has not taken completely
+        self._task: asyncio.Task[None] | None = (
+            None  # produces that answer; None if all of it was given to the transport
         )
+        self._is_ending = False  # the connection closes after that answer
         self._held = b""
         self._remote: str | None = None
 
@@ -120,74 +114,90 @@ class ClientConnection(web.RequestHandler):
         # they would pause on an empty buffer, and the write would never end.
         is_tls = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(high=int(is_tls), low=0)
-        if len(pool.connections) > pool.limits.connections_max:
+        if len(pool.connections) > self._front.limits.connections_max:
             pool.refused_count += 1
             transport.write(_TOO_MANY)
             self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and answer a plain request at once if possible; everything else is aiohttp's."""
-        if self._leaving is not None:
-            self._hold(data)
+        """Take bytes, and have a plain request answered; everything else is aiohttp's."""
+        if self._exchange is not None:  # read no more until the client has its answer
+            self._held += data
+            if self.transport is not None:
+                self.transport.pause_reading()
             return
-        if self._is_plain and self._answered_at_once(data):
+        if self._is_plain and self._begin_plain(data):
             return
         super().data_received(data)
         if self._is_plain:
             self._pending_count += 1
         elif self._head_timer is None and self._is_waiting():
             loop = asyncio.get_running_loop()
-            self._head_timer = loop.call_later(self._pool.limits.header_s_max, self._head_is_late)
+            self._head_timer = loop.call_later(self._front.limits.header_s_max, self._head_is_late)
 
-    def _answered_at_once(self, data: bytes) -> bool:
-        """Answer a plain request if its object is at hand; after the first other bytes, aiohttp reads the connection alone."""
-        found = parse_plain(data) if len(data) <= self._pool.limits.header_bytes_max else None
+    # ── plain requests ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_plain(self, data: bytes) -> bool:
+        """Have a plain request answered; after the first other bytes, aiohttp reads the connection alone."""
+        found = parse_plain(data) if len(data) <= self._front.limits.header_bytes_max else None
         if found is None:
             self._is_plain = False
             return False
-        transport = self.transport
-        if transport is None or self._close or not self._is_idle():
+        if self.transport is None or self._close or not self._is_idle():
             return False
-        target, headers = found
-        exchange = self._pool.at_hand.answer(PlainRequest(target, headers, transport=transport, remote=self._remote))
-        if exchange is None:
+        request = PlainRequest(*found, connection=self, drain=self._drain_helper, remote=self._remote)
+        begun = self._front.begin_plain(request)
+        if begun is None:
             return False
-        if not self.writing_paused:
-            self._note_answered(exchange, is_complete=True)
+        self._exchange, rest = begun
+        if rest is not None:
+            self._task = self._loop.create_task(rest)
+            self._task.add_done_callback(self._task_ended)
+        elif not self.writing_paused:
+            self._end_sent(is_complete=True)
         else:
-            self._leaving = exchange
-            exchange.waits_for_client = True
-            self._pool.sweeper.active.add(exchange)
+            self._exchange.waits_for_client = True
+            self._front.sweeper.active.add(self._exchange)
         return True
 
-    def _note_answered(self, exchange: WatchedExchange, *, is_complete: bool) -> None:
-        self._next_keepalive_close_time = self._loop.time() + self._pool.limits.idle_s_max
-        self._pool.records.note(exchange, "", is_complete=is_complete)
+    def _end_sent(self, *, is_complete: bool) -> None:
+        """End an exchange whose answer was given to the transport at once."""
+        assert self._exchange is not None
+        self._front.end(self._exchange, "", is_complete=is_complete)
+        self._end_plain()
 
-    def _hold(self, data: bytes) -> None:
-        """Keep the client's next request until the client has taken the answer that is leaving, and read no more."""
-        self._held += data
-        if self.transport is not None:
-            self.transport.pause_reading()
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A request failed.", exc_info=error)
+            self.force_close()
+        self._end_plain()
 
-    def _end_leaving(self, *, is_complete: bool) -> None:
-        """End the exchange whose answer was leaving, if there is one."""
-        exchange, self._leaving = self._leaving, None
-        if exchange is not None:
-            self._pool.sweeper.active.discard(exchange)
-            self._note_answered(exchange, is_complete=is_complete)
+    def _end_plain(self) -> None:
+        """Go on with the client's next request, or end the connection."""
+        self._exchange = self._task = None
+        self._next_keepalive_close_time = self._loop.time() + self._front.limits.idle_s_max
+        held, self._held = self._held, b""
+        if self._is_ending:
+            self.force_close()
+        elif held and self.transport is not None:
+            self.transport.resume_reading()
+            self.data_received(held)
 
     def resume_writing(self) -> None:
         """Go on, because the operating system has taken everything."""
         super().resume_writing()
-        self._end_leaving(is_complete=True)
-        held, self._held = self._held, b""
-        if held and self.transport is not None:
-            self.transport.resume_reading()
-            self.data_received(held)
+        if self._exchange is not None and self._task is None:
+            self._end_sent(is_complete=True)
+
+    def _process_keepalive(self) -> None:
+        if self._exchange is not None:  # for aiohttp, the connection is idle
+            self._next_keepalive_close_time = self._loop.time() + self._front.limits.idle_s_max
+        super()._process_keepalive()
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_idle(self) -> bool:
-        """Whether the client has its answers to all requests.
+        """Whether the client has its answers to all requests that aiohttp got.
 
         aiohttp's task takes some rounds of the loop to wait for the next request, and the client may be faster.
         """
@@ -197,15 +207,17 @@ class ClientConnection(web.RequestHandler):
         """Whether aiohttp waits for the next request."""
         return self._waiter is not None and not self._waiter.done()
 
-    def drain(self) -> None:
+    def end_soon(self) -> None:
         """Close the connection, at once if it is idle, otherwise after its answer."""
-        if self._is_idle():  # what was answered at once is sent before the transport closes
+        if self._task is not None:
+            self._is_ending = True
+        elif self._is_idle():  # what was answered at once is sent before the transport closes
             self.force_close()
         else:
             self.close()
 
     def answer_ended(self) -> None:
-        """Note that the answer to a request was sent to its end; not all answers are noted."""
+        """Note that aiohttp has sent the answer to a request to its end; not all answers are noted."""
         self._pending_count -= self._pending_count > 0
 
     def head_arrived(self) -> None:
@@ -221,7 +233,11 @@ class ClientConnection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """End."""
         self.head_arrived()
-        self._end_leaving(is_complete=False)
+        self._held = b""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._exchange is not None:
+            self._end_sent(is_complete=False)
         super().connection_lost(exc)
 
     def handle_error(
@@ -233,7 +249,7 @@ class ClientConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             break_off(request.transport)
             raise ConnectionResetError("the answer has begun")
-        response = self._pool.refusal(request, status)
+        response = self._front.refuse_malformed(request, status)
         response.force_close()
         return response
 
@@ -248,9 +264,9 @@ class Sweeper:
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
         self._tick_s = max(0.05, min(1.0, limits.stall_s_max / 8))
-        self._watched: dict[WatchedExchange, tuple[float, int]] = {}  # seconds that we waited, and bytes before
+        self._watched: dict[ClientExchange, tuple[float, int]] = {}  # seconds that we waited, and bytes before
         self._task: asyncio.Task[None] | None = None
-        self.active: set[WatchedExchange] = set()
+        self.active: set[ClientExchange] = set()
         self.broken_off_count = 0
 
     def start(self) -> None:
@@ -269,7 +285,7 @@ class Sweeper:
             await asyncio.sleep(self._tick_s)
             self._watched = {exchange: state for exchange in list(self.active) if (state := self._look_at(exchange))}
 
-    def _look_at(self, exchange: WatchedExchange) -> tuple[float, int] | None:
+    def _look_at(self, exchange: ClientExchange) -> tuple[float, int] | None:
         """Return how long the gateway has been waiting for a client, and the bytes at the beginning of that time."""
         progress_bytes = exchange.progress_bytes()
         waited_s, before_bytes = self._watched.get(exchange, (0.0, progress_bytes))

@@ -1,21 +1,30 @@
-"""S3's XML: errors, buckets and listings. Pure."""
+"""S3's XML: errors, buckets and listings, and the parameters of listings. Pure."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from penstock.gateway.objects import S3Error
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped, timestamp, url_encoded
+from penstock.types import ListPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.gateway.http.list_queries import ListQuery
     from penstock.gateway.objects import Bucket
     from penstock.types import ObjectInfo, Page
 
 XML_TYPE = "application/xml"
+_KEYS_COUNT_MAX = 1000
+_TEXT_BYTES_MAX = 1024
+_TOKEN_CHARACTERS_MAX = 8192
+_AFTER_ALL = "\U0010ffff"
+"""Sorts behind every character, so that a prefix and it sort behind all keys that begin with the prefix."""
 
 
 def http_date(seconds: float) -> str:
@@ -119,3 +128,129 @@ def _object_row(info: ObjectInfo, encode: Callable[[str], str], owner: str) -> s
         f"<Contents><Key>{encode(info.key)}</Key><LastModified>{timestamp(info.last_modified_s)}</LastModified>{etag}"
         f"<Size>{info.size_bytes}</Size>{owner}<StorageClass>STANDARD</StorageClass></Contents>"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListQuery:
+    """The parameters of a listing.
+
+    Attributes:
+        is_v2: Whether it is ListObjectsV2.
+        prefix: Prefix of the keys.
+        delimiter: Delimiter of common prefixes; empty for none.
+        keys_max: Largest number of entries in the answer, at most 1 000.
+        start_after: Key after which the listing begins: ``start-after``, or ``marker`` of the first version.
+        token: Token as the client sent it; None if it sent none.
+        store_token: The store's own token in it.
+        is_url_encoded: Whether keys are percent-encoded in the answer.
+        has_owner: Whether the answer names the owner of each object.
+    """
+
+    is_v2: bool
+    prefix: str
+    delimiter: str
+    keys_max: int
+    start_after: str
+    token: str | None
+    store_token: str | None
+    is_url_encoded: bool
+    has_owner: bool
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> ListQuery:
+        """Parse the parameters.
+
+        Raises:
+            S3Error: One of them is not valid.
+        """
+        kind = query.get("list-type", "1")
+        if kind not in ("1", "2"):
+            raise _invalid("list-type", kind, "Invalid list type")
+        is_v2 = kind == "2"
+        encoding = query.get("encoding-type", "")
+        if encoding not in ("", "url"):
+            raise _invalid("encoding-type", encoding, "Invalid Encoding Method specified in Request")
+        for name in ("prefix", "delimiter", "marker", "start-after"):
+            if len(query.get(name, "").encode()) > _TEXT_BYTES_MAX:
+                raise _invalid(name, "", f"It is longer than {_TEXT_BYTES_MAX} bytes.")
+        token = query.get("continuation-token") if is_v2 else None
+        return cls(
+            is_v2=is_v2,
+            prefix=query.get("prefix", ""),
+            delimiter=query.get("delimiter", ""),
+            keys_max=number_in(query, "max-keys", default=_KEYS_COUNT_MAX),
+            start_after=query.get("start-after" if is_v2 else "marker", ""),
+            token=token,
+            store_token=opened_token(token) if token is not None else None,
+            is_url_encoded=bool(encoding),
+            has_owner=query.get("fetch-owner", "").lower() == "true" if is_v2 else True,
+        )
+
+    def operation(self) -> ListPage:
+        """Return the operation on the store."""
+        start_after = self.start_after
+        if not self.is_v2 and self._is_common_prefix(start_after):
+            start_after += (
+                _AFTER_ALL  # the marker is the last common prefix of the page before: skip what it stands for
+            )
+        return ListPage(self.prefix, self.delimiter, self.store_token, start_after, self.keys_max)
+
+    def _is_common_prefix(self, marker: str) -> bool:
+        delimiter = self.delimiter
+        if not delimiter or not marker.startswith(self.prefix) or not marker.endswith(delimiter):
+            return False
+        return marker.find(delimiter, len(self.prefix)) == len(marker) - len(delimiter)
+
+    def fields_v2(self, page: Page, encode: Callable[[str], str]) -> list[tuple[str, str]]:
+        """Return the elements of the answer that only the second version has."""
+        fields = [("KeyCount", str(len(page.objects) + len(page.prefixes)))]
+        if self.token is not None:
+            fields.append(
+                ("ContinuationToken", escaped(self.token))
+            )  # the only text that encoding-type leaves as it is
+        if page.next_token is not None:
+            fields.append(("NextContinuationToken", sealed_token(page.next_token)))
+        if self.start_after:
+            fields.append(("StartAfter", encode(self.start_after)))
+        return fields
+
+    def fields_v1(self, page: Page, encode: Callable[[str], str]) -> list[tuple[str, str]]:
+        """Return the elements of the answer that only the first version has."""
+        fields = [("Marker", encode(self.start_after))]
+        if page.next_token is not None and self.delimiter:
+            last = max([page.objects[-1].key] if page.objects else [], default="")
+            fields.append(("NextMarker", encode(max([last, *page.prefixes[-1:]]))))
+        return fields
+
+
+def sealed_token(token: str) -> str:
+    """Return a store's token in characters that XML and URLs can hold."""
+    return base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
+
+
+def opened_token(token: str) -> str:
+    """Return the token that ``sealed_token`` was given; raises ``S3Error`` if it did not make the client's token."""
+    try:
+        if not token or len(token) > _TOKEN_CHARACTERS_MAX:
+            raise ValueError
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass")
+    except (ValueError, binascii.Error):
+        raise _invalid("continuation-token", token[:100], "The continuation token provided is incorrect") from None
+
+
+def number_in(query: Mapping[str, str], name: str, *, default: int) -> int:
+    """Return a number of entries, which is the largest one, `default`, unless the query says less.
+
+    Raises:
+        S3Error: It is not a number from 0 to 2^31 - 1.
+    """
+    text = query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
+        raise _invalid(name, text[:100], f"Provided {name} not an integer or within integer range")
+    return min(int(text), default)
+
+
+def _invalid(name: str, value: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, status=400, details={"ArgumentName": name, "ArgumentValue": value})

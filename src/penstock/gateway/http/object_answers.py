@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import HttpVersion11
 from multidict import CIMultiDict
 
-from penstock.gateway.http.byte_ranges import parse_part_number, parse_range, part_range
-from penstock.gateway.http.conditions import check_conditions, has_conditions, still_matches
+from penstock.gateway.http.conditions import (
+    check_conditions,
+    has_conditions,
+    parse_part_number,
+    parse_range,
+    part_range,
+    still_matches,
+)
 from penstock.gateway.http.documents import http_date
+from penstock.gateway.http.exchanges import SERVER_HEADERS, as_sent, date_now, header_lines, status_text
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from penstock.gateway.http.byte_ranges import WantedRange
+    from penstock.gateway.http.conditions import WantedRange
     from penstock.gateway.http.exchanges import ClientExchange
-    from penstock.gateway.objects import Bucket, GatewayRequest, ObjectHead, OpenObject
+    from penstock.gateway.objects import Bucket, CachedObject, GatewayRequest, ObjectHead, OpenObject
     from penstock.types import Buffer, ByteRange
 
 _OVERRIDES = {
@@ -108,11 +115,49 @@ async def answer_head(exchange: ClientExchange, bucket: Bucket, request: Gateway
     await exchange.end()
 
 
-async def answer_get(exchange: ClientExchange, bucket: Bucket, request: GatewayRequest) -> None:
-    """Answer a GET of an object."""
+def answer_in_memory(exchange: ClientExchange, opened: CachedObject, body: memoryview, *, is_part: bool) -> None:
+    """Answer a GET of bytes that are in memory, without waiting until the operating system has taken them.
+
+    Args:
+        exchange: The exchange, whose request has no conditions.
+        opened: The object.
+        body: Bytes of the object, at least one: uint8[n].
+        is_part: Whether the request names a range.
+    """
+    transport = exchange.request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client has left")
+    head = opened.head
+    exchange.status = 206 if is_part else 200
+    with_checksums = not is_part and wants_checksums(exchange.request.headers)
+    lines = _version_lines(tuple(head.headers.items()), head.etag, head.last_modified_s, with_checksums=with_checksums)
+    if is_part:
+        assert opened.span is not None
+        assert head.size_bytes is not None
+        lines += f"Content-Range: {content_range(opened.span, head.size_bytes)}\r\n"
+    first = f"HTTP/1.1 {status_text(exchange.status)}\r\n{lines}x-amz-request-id: {exchange.request_id}\r\n"
+    exchange.sent_bytes = len(body)
+    transport.writelines([as_sent(f"{first}Date: {date_now()}\r\nContent-Length: {len(body)}\r\n\r\n"), body])
+
+
+@lru_cache(maxsize=4096)
+def _version_lines(
+    described: tuple[tuple[str, str], ...], etag: str, last_modified_s: float, *, with_checksums: bool
+) -> str:
+    """Return the lines that every answer with this version of an object has."""
+    headers = version_headers(described, etag, last_modified_s, with_checksums=with_checksums)
+    return header_lines({**headers, **SERVER_HEADERS})
+
+
+async def answer_get(
+    exchange: ClientExchange,
+    open_object: Callable[[GatewayRequest, ByteRange | None], Awaitable[OpenObject]],
+    request: GatewayRequest,
+) -> None:
+    """Answer a GET of an object, which a function opens as ``Bucket.open`` does."""
     wanted = Wanted.parse(request)
     overrides = _overrides(request)
-    opened = await bucket.open(request, wanted.range.hint if wanted.range is not None else None)
+    opened = await open_object(request, wanted.range.hint if wanted.range is not None else None)
     try:
         if has_conditions(request.headers) and check_conditions(request.headers, opened.head) == 304:
             await _not_modified(exchange, opened.head)

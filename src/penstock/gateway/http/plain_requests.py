@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from aiohttp import HttpVersion11
+from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDict
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from aiohttp.web import RequestHandler
 
 _NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 _REQUEST = re.compile(rf"GET (/[!-~]*+) HTTP/1\.1\r\n((?:{_NAME}:[ -~\t]*+\r\n)++)\r\n")
@@ -38,27 +42,53 @@ _NOT_PLAIN = frozenset(
 
 
 class PlainRequest:
-    """A GET without a body.
+    """A GET without a body, with the attributes of aiohttp's requests that an answer needs.
 
     Attributes:
-        method: ``"GET"``.
         raw_path: Path and query as they were sent; they begin with a slash.
         headers: Headers, each of which occurs once; looking one up ignores case.
-        transport: The connection; None if it was closed.
         remote: Address of the client.
+        drain: Waits until the operating system has taken everything that was written.
     """
 
-    __slots__ = ("headers", "raw_path", "remote", "transport")
+    __slots__ = ("_connection", "drain", "headers", "raw_path", "remote")
 
     method = "GET"
+    version = HttpVersion11
+    keep_alive = True
+    can_read_body = False
+    content_length = None
+    content = EMPTY_PAYLOAD
 
     def __init__(
-        self, raw_path: str, headers: Mapping[str, str], *, transport: asyncio.Transport | None, remote: str | None
+        self,
+        raw_path: str,
+        headers: Mapping[str, str],
+        *,
+        connection: RequestHandler,
+        drain: Callable[[], Awaitable[None]],
+        remote: str | None,
     ) -> None:
         self.raw_path = raw_path
         self.headers = headers
-        self.transport = transport
         self.remote = remote
+        self.drain = drain
+        self._connection = connection
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The connection; None if it was closed."""
+        return self._connection.transport
+
+    @property
+    def scheme(self) -> str:
+        """``"http"`` or ``"https"``."""
+        return "http" if self._connection.ssl_context is None else "https"
+
+    @property
+    def writer(self) -> PlainRequest:
+        """The object whose ``drain`` waits for the client, as with aiohttp's requests."""
+        return self
 
 
 def parse_plain(data: bytes) -> tuple[str, Mapping[str, str]] | None:

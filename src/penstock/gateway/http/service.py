@@ -6,8 +6,16 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.gateway.copy_sources import copy_source
-from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
-from penstock.gateway.http.list_queries import ListQuery, number_in, opened_token, sealed_token
+from penstock.gateway.http.documents import (
+    XML_TYPE,
+    ListQuery,
+    bucket_list,
+    bucket_location,
+    number_in,
+    object_list,
+    opened_token,
+    sealed_token,
+)
 from penstock.gateway.http.object_answers import answer_get, answer_head
 from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
 from penstock.types import Page
@@ -104,7 +112,10 @@ class Service:
             await self._answer_bucket(exchange, bucket, request)
         else:
             _refuse_versions(request)
-            await (answer_get if request.method == "GET" else answer_head)(exchange, bucket, request)
+            if request.method == "GET":
+                await answer_get(exchange, bucket.open, request)
+            else:
+                await answer_head(exchange, bucket, request)
 
     async def _answer_service(self, exchange: ClientExchange, request: GatewayRequest) -> None:
         if request.method not in ("GET", "HEAD"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.gateway.authentication.keys import AccessKey
-from penstock.gateway.buckets.store_heads import etag_of
+from penstock.gateway.buckets.known_objects import etag_of
 from penstock.gateway.config import WebhookServiceConfig
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.serving.assembly import Assembly, WorkerOrder, is_transformed

@@ -24,8 +24,8 @@ from penstock.gateway.authentication.presigning import presign
 from penstock.gateway.authentication.verifying import SignatureAuthenticator
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
-from penstock.gateway.buckets.hot_bodies import HotBodies
 from penstock.gateway.buckets.indexed import IndexedBucket
+from penstock.gateway.buckets.known_objects import BodyCache
 from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.gateway.authentication.keys import AccessKey
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
-    from penstock.gateway.objects import Authenticator, Bucket, BucketAtHand, BucketTable, Caller, ObjectHead, Transform
+    from penstock.gateway.objects import Authenticator, Bucket, BucketTable, CachedBucket, Caller, ObjectHead, Transform
     from penstock.store.base import Store
 
 
@@ -104,7 +104,7 @@ class Assembly:
         self._metrics = metrics
         self._authenticator = authenticator
         self._stores: list[Store] = []
-        self._hot = HotBodies(process_budget())
+        self._bodies = BodyCache(process_budget())
         self._points: dict[str, Bucket] = {}
         self._directory: DirectoryBuckets | None = None
         self._internal: InternalFront | None = None
@@ -129,7 +129,7 @@ class Assembly:
             self._stores.append(store)
             operations = operations_for(point.name, store) if point.read_write else None
             sources[point.name] = UpstreamBucket(
-                point.name, store, created_s=self._started_s, operations=operations, hot=self._hot
+                point.name, store, created_s=self._started_s, operations=operations, bodies=self._bodies
             )
         if stays_on_one_processor(config.cpu_affinity, self._stores):
             stay_on_one_processor(int(1000 * self._order.started_s) + self._order.index)
@@ -232,7 +232,7 @@ class Assembly:
             if part is not None:
                 await part.close()
         self._webhooks = self._internal = self._directory = None
-        self._hot.close()
+        self._bodies.close()
         stores, self._stores = self._stores, []
         for store in stores:
             await asyncio.to_thread(store.close)
@@ -423,7 +423,7 @@ class AccessPointTable:
             return await self._others.get(name, caller)
         return found
 
-    def at_hand(self, name: str) -> BucketAtHand | None:
+    def get_nowait(self, name: str) -> CachedBucket | None:
         """Return an access point that serves a store's objects as they are."""
         found = self._access_points.get(name)
         return found if isinstance(found, UpstreamBucket) else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import socket
 
     from penstock.gateway.authentication.keys import AccessKeys
-    from penstock.gateway.http.exchanges import WatchedExchange
+    from penstock.gateway.http.exchanges import ClientExchange
     from penstock.gateway.metrics import LabelledName
     from penstock.gateway.serving.assembly import WorkerOrder
     from penstock.gateway.serving.snapshots import Peers, Snapshot
@@ -155,7 +155,7 @@ class GatewayProcess:
             LOGGER.removeHandler(self._handlers.pop())
 
 
-def live_row(exchange: WatchedExchange) -> dict[str, Any]:
+def live_row(exchange: ClientExchange) -> dict[str, Any]:
     """Return a request that is being answered, as snapshots have it."""
     target = f"/{exchange.bucket}/{exchange.key}" if exchange.bucket else "/"
     return {

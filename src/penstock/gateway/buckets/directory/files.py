@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
 from penstock.gateway.buckets.directory.records import StoredRecord, records_in
-from penstock.gateway.buckets.store_heads import content_type_of
+from penstock.gateway.buckets.known_objects import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.store.local import sync_directory
 from penstock.store.tree import info_of

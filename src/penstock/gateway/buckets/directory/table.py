@@ -91,7 +91,7 @@ class DirectoryBuckets:
         self._buckets.pop(name, None)
         return None
 
-    def at_hand(self, name: str) -> None:
+    def get_nowait(self, name: str) -> None:
         """Return None: a folder may have gone, and only the file system can tell."""
 
     async def names(self, caller: Caller) -> list[Bucket]:

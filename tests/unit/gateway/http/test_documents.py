@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.http.documents import error_document, http_date, object_list
-from penstock.gateway.http.list_queries import ListQuery, sealed_token
+from penstock.gateway.http.documents import ListQuery, error_document, http_date, object_list, sealed_token
 from penstock.gateway.objects import S3Error
 from penstock.gateway.s3_text import timestamp
 from penstock.store.xml import parse_list

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import WIRE, ObjectChangedError, PenstockError
-from penstock.gateway.http.refusals import as_s3_error
+from penstock.gateway.http.exchanges import as_s3_error
 
 
 @pytest.mark.parametrize("kind", sorted(WIRE, key=lambda kind: kind.__name__))

@@ -10,9 +10,8 @@ import pytest
 
 from penstock.cache import CacheConfig, Cached
 from penstock.fetch import Budget
-from penstock.gateway.buckets import hot_bodies
-from penstock.gateway.buckets.believed_objects import BelievedObjects
-from penstock.gateway.buckets.hot_bodies import HotBodies
+from penstock.gateway.buckets import known_objects
+from penstock.gateway.buckets.known_objects import BodyCache, KnownObjects
 from penstock.store import MemoryStore
 from penstock.types import ByteRange
 
@@ -45,7 +44,7 @@ def wait_stored(store: Cached, key: str) -> None:
         time.sleep(0.005)
 
 
-def read(objects: BelievedObjects, key: str, span: ByteRange | None = None) -> bytes:
+def read(objects: KnownObjects, key: str, span: ByteRange | None = None) -> bytes:
     """Bytes of an object that is at hand."""
     known = objects.get(key)
     assert known is not None
@@ -57,11 +56,11 @@ def read(objects: BelievedObjects, key: str, span: ByteRange | None = None) -> b
 
 def test_the_second_read_keeps_a_small_object(cached: Cached) -> None:
     """What is read twice is kept, and then read without its file; the reads count as hits of the cache."""
-    hot = HotBodies(Budget(8 * MIB))
-    objects = BelievedObjects(cached, hot)
+    bodies = BodyCache(Budget(8 * MIB))
+    objects = KnownObjects(cached, bodies)
     for used_bytes in (0, SIZE):
         assert read(objects, "a") == DATA["a"]
-        assert hot.used_bytes == used_bytes
+        assert bodies.used_bytes == used_bytes
     for path in Path(cached.config.path, "v1", "entries").glob("*/*b"):
         path.unlink()
     before = cached.counts.hit_count
@@ -73,49 +72,49 @@ def test_the_second_read_keeps_a_small_object(cached: Cached) -> None:
 
 def test_parts_and_large_objects_are_not_kept(cached: Cached) -> None:
     """Ranges keep nothing, and neither do objects of more than 256 KiB."""
-    hot = HotBodies(Budget(8 * MIB))
-    objects = BelievedObjects(cached, hot)
+    bodies = BodyCache(Budget(8 * MIB))
+    objects = KnownObjects(cached, bodies)
     for _ in range(3):
         read(objects, "a", ByteRange(1, 9))
         read(objects, "large")
-    assert hot.used_bytes == 0
+    assert bodies.used_bytes == 0
 
 
 def test_the_bodies_take_an_eighth_of_the_budget(cached: Cached) -> None:
     """Further objects are not kept until old ones have had their time; closing gives everything back."""
     budget = Budget(8 * 2 * SIZE)
-    hot = HotBodies(budget)
-    objects = BelievedObjects(cached, hot)
+    bodies = BodyCache(budget)
+    objects = KnownObjects(cached, bodies)
     for _ in range(2):
         for key in "abcd":
             assert read(objects, key) == DATA[key]
-    assert hot.used_bytes == 2 * SIZE == budget.statistics().used_bytes
-    hot.close()
-    assert (hot.used_bytes, budget.statistics().used_bytes) == (0, 0)
+    assert bodies.used_bytes == 2 * SIZE == budget.statistics().used_bytes
+    bodies.close()
+    assert (bodies.used_bytes, budget.statistics().used_bytes) == (0, 0)
 
 
 def test_old_bodies_are_read_again_and_make_room(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body whose time is over is not used, and what was not read since then makes room for others."""
-    monkeypatch.setattr(hot_bodies, "_KEPT_S_MAX", 0.0)
+    monkeypatch.setattr(known_objects, "_KEPT_S_MAX", 0.0)
     budget = Budget(8 * SIZE)
-    hot = HotBodies(budget)
-    objects = BelievedObjects(cached, hot)
+    bodies = BodyCache(budget)
+    objects = KnownObjects(cached, bodies)
     for key in "abcd":
         for _ in range(3):
             assert read(objects, key) == DATA[key]
             known = objects.get(key)
             assert known is not None
-            assert hot.get(known) is None
-        assert hot.used_bytes == SIZE == budget.statistics().used_bytes
+            assert bodies.get(known) is None
+        assert bodies.used_bytes == SIZE == budget.statistics().used_bytes
 
 
 def test_a_budget_that_lacks_bytes_keeps_nothing(cached: Cached) -> None:
     """Reading goes on from the page cache if the budget is used up by others."""
     budget = Budget(8 * MIB)
     assert budget.reserve(8 * MIB)
-    hot = HotBodies(budget)
-    objects = BelievedObjects(cached, hot)
+    bodies = BodyCache(budget)
+    objects = KnownObjects(cached, bodies)
     for _ in range(3):
         assert read(objects, "a") == DATA["a"]
-    assert hot.used_bytes == 0
+    assert bodies.used_bytes == 0
     budget.release(8 * MIB)
