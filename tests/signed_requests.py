@@ -16,7 +16,7 @@ from botocore.crt.auth import CrtS3SigV4Auth, CrtS3SigV4QueryAuth
 from multidict import CIMultiDict
 
 from penstock.gateway.authentication import AccessKey, AccessKeys, SignatureAuthenticator
-from penstock.gateway.authentication.chunk_signatures import ChunkSigner
+from penstock.gateway.authentication.chunks import ChunkSigner
 from penstock.gateway.objects import RequestHead
 from penstock.transport import signing_key
 

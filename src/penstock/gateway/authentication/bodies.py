@@ -10,17 +10,10 @@ import base64
 import binascii
 import hashlib
 import re
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checksums.algorithms import ALGORITHMS, Hasher, hasher
-from penstock.gateway.authentication.chunk_signatures import (
-    ChunkRules,
-    ChunkSigner,
-    SignedChunks,
-    UnsignedChunks,
-    UnverifiedChunks,
-)
-from penstock.gateway.authentication.chunks import ChunkDecoder
+from penstock.gateway.authentication.chunks import ChunkDecoder, ChunkSignatures
 from penstock.gateway.objects import S3Error
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from penstock.version import install_hint
@@ -28,6 +21,7 @@ from penstock.version import install_hint
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from penstock.gateway.authentication.chunks import ChunkSigner
     from penstock.gateway.objects import RequestBody, RequestHead
 
 _CHECKSUM = "x-amz-checksum-"
@@ -109,66 +103,13 @@ def open_body(
     if length_bytes is None:
         raise S3Error("MissingContentLength", "You must provide the x-amz-decoded-content-length header.", status=411)
     announced = _announced(headers) if payload.has_trailer else frozenset()
-    decoder = ChunkDecoder(_rules(payload, signer), length_bytes=length_bytes, may_trail=announced)
-    trailing = {name: _computed(name.removeprefix(_CHECKSUM)) for name in sorted(announced)}
-    return DecodedBody(pieces, length_bytes=length_bytes, checks=checks, decoder=_Trailing(decoder, trailing))
+    signatures = ChunkSignatures(is_signed=payload.is_signed, signer=signer)
+    decoder = ChunkDecoder(signatures, length_bytes=length_bytes, may_trail=announced)
+    trailing = {name.removeprefix(_CHECKSUM): _computed(name.removeprefix(_CHECKSUM)) for name in announced}
+    return DecodedBody(pieces, length_bytes=length_bytes, checks=checks, decoder=decoder, trailing=trailing)
 
 
-def _rules(payload: Payload, signer: ChunkSigner | None) -> ChunkRules:
-    if not payload.is_signed:
-        return UnsignedChunks()
-    return SignedChunks(signer) if signer is not None else UnverifiedChunks()
-
-
-class _Decoder(Protocol):
-    """Turns pieces of a body as it arrives into its data; ``ChunkDecoder`` describes the methods."""
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data in a piece."""
-
-    def end(self) -> Mapping[str, str]:
-        """Take the end of the body, and return the checksums that followed it and that it matched."""
-
-
-class _Plain:
-    """Leaves pieces as they are."""
-
-    __slots__ = ()
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        return [piece]
-
-    def end(self) -> Mapping[str, str]:
-        return {}
-
-
-class _Trailing:
-    """Compares the data with the checksums that follow it in the trailer."""
-
-    __slots__ = ("_decoder", "_hashers")
-
-    def __init__(self, decoder: ChunkDecoder, hashers: Mapping[str, Hasher]) -> None:
-        self._decoder = decoder
-        self._hashers = hashers
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        found = self._decoder.feed(piece)
-        for computed in self._hashers.values():
-            for data in found:
-                computed.update(data)
-        return found
-
-    def end(self) -> Mapping[str, str]:
-        self._decoder.end()
-        matched = {}
-        for name, computed in self._hashers.items():
-            algorithm, text = name.removeprefix(_CHECKSUM), self._decoder.trailers[name]
-            _checksum_check(algorithm, text, computed).compare()
-            matched[algorithm] = text
-        return matched
-
-
-class _Check:
+class BodyCheck:
     """One hash of the whole body, and what it must be. `algorithm` is the name of an S3 checksum, or empty."""
 
     __slots__ = ("_error", "_expected", "algorithm", "hasher")
@@ -180,6 +121,7 @@ class _Check:
         self._error = error
 
     def compare(self) -> None:
+        """Raise the error if the hash is another one."""
         if self.hasher.digest() != self._expected:
             raise self._error
 
@@ -191,7 +133,8 @@ class DecodedBody:
         pieces: The body as it arrives.
         length_bytes: Length of the decoded body; None if the client did not send it.
         checks: Hashes with which the body is compared at its end.
-        decoder: Decodes it; None leaves it as it is.
+        decoder: Decodes chunks; None leaves the body as it is.
+        trailing: Computes the checksums that follow the last chunk, by algorithm.
 
     Attributes:
         length_bytes: Length of the decoded body.
@@ -203,41 +146,49 @@ class DecodedBody:
         pieces: AsyncIterator[bytes],
         *,
         length_bytes: int | None,
-        checks: list[_Check],
-        decoder: _Decoder | None = None,
+        checks: list[BodyCheck],
+        decoder: ChunkDecoder | None = None,
+        trailing: Mapping[str, Hasher] | None = None,
     ) -> None:
         self.length_bytes = length_bytes
         self.checksums: Mapping[str, str] = {}
         self._pieces = pieces
         self._checks = checks
-        self._holds_back = bool(checks) or decoder is not None
-        self._decoder = decoder or _Plain()
+        self._decoder = decoder
+        self._trailing = trailing or {}
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the decoded body; see ``RequestBody``."""
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[bytes]:
+        decoder, checks = self._decoder, self._checks
+        hashers = [*self._trailing.values(), *(check.hasher for check in checks)]
+        holds_back = bool(hashers) or decoder is not None
         held, total_bytes = b"", 0
         async for piece in self._pieces:
-            for data in self._decoder.feed(piece):
+            for data in decoder.feed(piece) if decoder is not None else (piece,):
                 total_bytes += len(data)
                 if self.length_bytes is not None and total_bytes > self.length_bytes:
                     raise S3Error("IncompleteBody", "The body is longer than its length says.", status=400)
-                for check in self._checks:
-                    check.hasher.update(data)
-                ready, held = (held, data) if self._holds_back else (data, b"")
+                for computed in hashers:
+                    computed.update(data)
+                ready, held = (held, data) if holds_back else (data, b"")
                 if ready:
                     yield ready
-        matched = dict(self._decoder.end())
-        if self.length_bytes is not None and total_bytes != self.length_bytes:
+        if decoder is not None:
+            decoder.end()
+            trailers = decoder.trailers
+            trailing = self._trailing.items()
+            checks = [*(_checksum_check(name, trailers[_CHECKSUM + name], each) for name, each in trailing), *checks]
+        elif self.length_bytes is not None and total_bytes != self.length_bytes:
             message = "You did not provide the number of bytes specified by the Content-Length header."
             raise S3Error("IncompleteBody", message, status=400)
-        for check in self._checks:
+        for check in checks:
             check.compare()
-            if check.algorithm:
-                matched[check.algorithm] = base64.b64encode(check.hasher.digest()).decode()
-        self.checksums = matched
+        self.checksums = {
+            check.algorithm: base64.b64encode(check.hasher.digest()).decode() for check in checks if check.algorithm
+        }
         if held:
             yield held
 
@@ -263,7 +214,7 @@ def _announced(headers: Mapping[str, str]) -> frozenset[str]:
     return names
 
 
-def _checks(head: RequestHead) -> list[_Check]:
+def _checks(head: RequestHead) -> list[BodyCheck]:
     """Return what the headers say about the whole body."""
     headers = head.headers
     checks = []
@@ -272,7 +223,7 @@ def _checks(head: RequestHead) -> list[_Check]:
         if expected is None:
             raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.", status=400)
         wrong = S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.", status=400)
-        checks.append(_Check(hashlib.md5(usedforsecurity=False), expected, wrong))
+        checks.append(BodyCheck(hashlib.md5(usedforsecurity=False), expected, wrong))
     if head.method == "POST" and "uploadId=" in head.raw_query:
         return checks  # completes an upload: the checksum is that of the object, and the body is a list of parts
     names = [name for name in map(str.lower, headers) if name.startswith(_CHECKSUM)]
@@ -283,18 +234,18 @@ def _checks(head: RequestHead) -> list[_Check]:
     return checks + [_checksum_check(algorithm, text, _computed(algorithm)) for algorithm, text in named]
 
 
-def _payload_check(sha256: str) -> _Check:
+def _payload_check(sha256: str) -> BodyCheck:
     wrong = S3Error("XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was "
                     "computed.", status=400)  # fmt: skip
-    return _Check(hashlib.sha256(), bytes.fromhex(sha256), wrong)
+    return BodyCheck(hashlib.sha256(), bytes.fromhex(sha256), wrong)
 
 
-def _checksum_check(algorithm: str, text: str, computed: Hasher) -> _Check:
+def _checksum_check(algorithm: str, text: str, computed: Hasher) -> BodyCheck:
     expected = _decoded(text, length_bytes=_DIGEST_BYTES[algorithm])
     if expected is None:
         raise S3Error("InvalidRequest", f"Value for {_CHECKSUM}{algorithm} header is invalid.", status=400)
     message = f"The {algorithm.upper()} you specified did not match the calculated checksum."
-    return _Check(computed, expected, S3Error("BadDigest", message, status=400), algorithm=algorithm)
+    return BodyCheck(computed, expected, S3Error("BadDigest", message, status=400), algorithm=algorithm)
 
 
 def _computed(algorithm: str) -> Hasher:

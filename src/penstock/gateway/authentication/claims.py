@@ -16,7 +16,7 @@ from penstock.gateway.objects import S3Error
 from penstock.transport import EMPTY_SHA256, EXPIRES_S_MAX, UNSIGNED_PAYLOAD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.gateway.authentication.version_2 import Version2Claim
     from penstock.gateway.objects import RequestHead
@@ -155,13 +155,17 @@ def _parsed(authorization: str) -> tuple[_Signer, str]:
         raise _malformed(f"{missing.args[0]} is missing") from None
     if len(fields) != _FIELDS_MAX or rest.count(",") != _FIELDS_MAX - 1:
         raise _malformed("it must have Credential, SignedHeaders and Signature, each once")
+    return _signer_of(credential, names, signature, refuse=_malformed), signature
+
+
+def _signer_of(credential: str, names: str, signature: str, *, refuse: Callable[[str], S3Error]) -> _Signer:
+    """Return what a credential and the names of the signed headers say; `refuse` makes the error."""
     parts = credential.split("/")
     if len(parts) < 5 or parts[-1] != "aws4_request":
-        raise _malformed("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")
+        raise refuse("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")
     if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
-        raise _malformed("SignedHeaders or Signature cannot be read")
-    signer = _Signer("/".join(parts[:-4]), "/".join(parts[-4:]), parts[-4], parts[-3], parts[-2], _names(names))
-    return signer, signature
+        raise refuse("SignedHeaders or Signature cannot be read")
+    return _Signer("/".join(parts[:-4]), "/".join(parts[-4:]), parts[-4], parts[-3], parts[-2], _names(names))
 
 
 def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
@@ -181,20 +185,16 @@ def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
         raise _bad_query("X-Amz-Date must be in the form YYYYMMDDThhmmssZ.")
     if not (expires.isascii() and expires.isdigit() and len(expires) <= 9 and 1 <= int(expires) <= EXPIRES_S_MAX):
         raise _bad_query(f"X-Amz-Expires must be a number of seconds from 1 to {EXPIRES_S_MAX}.")
-    parts = found["X-Amz-Credential"].split("/")
-    if len(parts) < 5 or parts[-1] != "aws4_request":
-        raise _bad_query("X-Amz-Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request.")
-    if parts[-4] != stamp[:8]:
+    signature = found[SIGNATURE_PARAMETER]
+    signer = _signer_of(found["X-Amz-Credential"], found["X-Amz-SignedHeaders"], signature, refuse=_bad_query)
+    if signer.day != stamp[:8]:
         raise _bad_query("The date of X-Amz-Credential is not that of X-Amz-Date.")
-    names, signature = found["X-Amz-SignedHeaders"], found[SIGNATURE_PARAMETER]
-    if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
-        raise _bad_query("X-Amz-SignedHeaders or X-Amz-Signature cannot be read.")
     return SignatureClaim(
-        "/".join(parts[:-4]),
-        "/".join(parts[-4:]),
-        parts[-3],
-        parts[-2],
-        _names(names),
+        signer.access_key,
+        signer.scope,
+        signer.region,
+        signer.service,
+        signer.names,
         signature,
         stamp,
         headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD),

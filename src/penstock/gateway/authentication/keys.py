@@ -1,4 +1,7 @@
-"""Access keys: who may sign requests, and what each key permits. A set of keys never changes; reloading makes a new set."""
+"""Access keys: who may sign requests, and what each key permits; URLs that one of them signs.
+
+A set of keys never changes; reloading makes a new set.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.system.private import others_can_read
+from penstock.transport import presigned_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -244,3 +249,43 @@ def _check_pair(access_key: str, secret_key: str, *, place: str) -> None:
             f"{place}: the secret of {access_key!r} must have {_SECRET_LENGTH_MIN} or more ASCII characters, without spaces",
             hint="python -c 'import secrets; print(secrets.token_urlsafe(30))'",
         )
+
+
+def presign(
+    url: str,
+    key: AccessKey,
+    *,
+    method: str = "GET",
+    region: str = "us-east-1",
+    service: str = "s3",
+    expires_s: int = 3600,
+    query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Return `url` with a signature of `key`, which every process that has the key verifies.
+
+    Args:
+        url: ``http(s)://host[:port]/path`` of the gateway without a query; the path is percent-encoded.
+        key: Key to sign with: the gateway's internal one (``AccessKey.generate``), or a client's.
+        method: HTTP method that the URL permits.
+        region: Region to sign for; the gateway must accept it.
+        service: ``"s3"`` or ``"s3-object-lambda"``.
+        expires_s: Seconds for which the URL is valid, from 1 to 604 800.
+        query: Further parameters of the query, which the signature covers.
+        headers: Headers that must be sent with the request as they are, besides ``Host``.
+
+    Raises:
+        ConfigError: `expires_s` is out of bounds, or `url` has a query.
+    """
+    return presigned_url(
+        method,
+        url,
+        access_key=key.access_key,
+        secret_key=key.secret_key,
+        region=region,
+        service=service,
+        now_s=time.time(),
+        expires_s=expires_s,
+        query=query,
+        headers=headers,
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.authentication import canonical
 from penstock.gateway.authentication.bodies import open_body, payload_of
-from penstock.gateway.authentication.chunk_signatures import ChunkSigner
+from penstock.gateway.authentication.chunks import ChunkSigner
 from penstock.gateway.authentication.claims import (
     ALGORITHM,
     SignatureClaim,

@@ -28,63 +28,21 @@ QUERY_PARAMETERS = frozenset({KEY_PARAMETER, EXPIRES_PARAMETER, SIGNATURE_PARAME
 """Query parameters that belong to the signature. The front removes them."""
 
 SIGNED_PARAMETERS = frozenset(
-    [
-        "accelerate",
-        "acl",
-        "analytics",
-        "cors",
-        "defaultObjectAcl",
-        "delete",
-        "inventory",
-        "lifecycle",
-        "location",
-        "logging",
-        "metrics",
-        "notification",
-        "object-lock",
-        "partNumber",
-        "policy",
-        "replication",
-        "requestPayment",
-        "response-cache-control",
-        "response-content-disposition",
-        "response-content-encoding",
-        "response-content-language",
-        "response-content-type",
-        "response-expires",
-        "restore",
-        "select",
-        "select-type",
-        "storageClass",
-        "tagging",
-        "torrent",
-        "uploadId",
-        "uploads",
-        "versionId",
-        "versioning",
-        "versions",
-        "website",
-    ]
+    {
+        *("accelerate", "acl", "analytics", "cors", "defaultObjectAcl", "delete", "inventory", "lifecycle"),
+        *("location", "logging", "metrics", "notification", "object-lock", "partNumber", "policy", "replication"),
+        *("requestPayment", "response-cache-control", "response-content-disposition", "response-content-encoding"),
+        *("response-content-language", "response-content-type", "response-expires", "restore", "select"),
+        *("select-type", "storageClass", "tagging", "torrent", "uploadId", "uploads", "versionId", "versioning"),
+        *("versions", "website"),
+    }
 )
 _UNSIGNED_PARAMETERS = frozenset(
-    [
-        "continuation-token",
-        "delimiter",
-        "encoding-type",
-        "fetch-owner",
-        "key-marker",
-        "list-type",
-        "marker",
-        "max-keys",
-        "max-parts",
-        "max-uploads",
-        "part-number-marker",
-        "prefix",
-        "start-after",
-        "upload-id-marker",
-        "version-id-marker",
-        "x-id",
-    ]
+    {
+        *("continuation-token", "delimiter", "encoding-type", "fetch-owner", "key-marker", "list-type", "marker"),
+        *("max-keys", "max-parts", "max-uploads", "part-number-marker", "prefix", "start-after"),
+        *("upload-id-marker", "version-id-marker", "x-id"),
+    }
 )
 _HEADERS_IN_QUERY = frozenset({"content-md5", "content-type"})
 _METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "POST"})
