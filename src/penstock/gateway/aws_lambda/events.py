@@ -44,41 +44,12 @@ SIGNING_HEADERS = frozenset(
 )
 CLIENT_HEADERS = frozenset(
     {
-        *(
-            "accept",
-            "accept-encoding",
-            "accept-language",
-            "cache-control",
-            "connection",
-            "content-length",
-            "content-md5",
-        ),
-        *(
-            "content-type",
-            "cookie",
-            "date",
-            "expect",
-            "host",
-            "keep-alive",
-            "origin",
-            "pragma",
-            "priority",
-            "referer",
-            "te",
-        ),
-        *(
-            "transfer-encoding",
-            "upgrade",
-            "user-agent",
-            "via",
-            "forwarded",
-            "traceparent",
-            "tracestate",
-            "baggage",
-            "b3",
-        ),
-        *("x-request-id", "x-correlation-id", "x-real-ip", "x-amzn-trace-id", "x-amz-user-agent"),
-        *("x-amz-content-sha256", "x-amz-checksum-mode", "x-amz-te", "x-amz-sdk-checksum-algorithm"),
+        *("accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-length"),
+        *("content-md5", "content-type", "cookie", "date", "expect", "host", "keep-alive", "origin", "pragma"),
+        *("priority", "referer", "te", "transfer-encoding", "upgrade", "user-agent", "via", "forwarded"),
+        *("traceparent", "tracestate", "baggage", "b3", "x-request-id", "x-correlation-id", "x-real-ip"),
+        *("x-amzn-trace-id", "x-amz-user-agent", "x-amz-content-sha256", "x-amz-checksum-mode"),
+        *("x-amz-te", "x-amz-sdk-checksum-algorithm"),
     }
 )
 """Headers that client libraries, browsers and proxies add by themselves. Equal requests differ in them, so handlers do not get

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from penstock.gateway.objects import S3Error
+from penstock.gateway.results.record import HEADERS_OF_GATEWAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,10 +52,12 @@ KEPT = (
 DROPPED = frozenset({"etag", "last-modified", "accept-ranges", "content-range", "x-amz-mp-parts-count"})
 """Headers that a handler may send and that are dropped: the gateway sets them for the results that it keeps and cuts."""
 
-_KEPT_NAMES = {name.lower(): name for name in KEPT}
+KEPT_NAMES = {name.lower(): name for name in KEPT}
 ERROR_CODE = re.compile(r"[A-Z][a-zA-Z]+")
 _INTEGER = re.compile(r"[0-9]{1,19}")
-_ERROR_MESSAGE_CHARACTERS_MAX = 4096
+_STATUS_OF_WEBHOOK = re.compile(r"[1-5][0-9]{2}")
+_ERROR_CODE_OF_WEBHOOK = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
+MESSAGE_CHARACTERS_MAX = 4096
 
 
 class ForwardedHead(NamedTuple):
@@ -128,7 +131,7 @@ def forwarded_head(headers: Mapping[str, str], *, status_default: int = 200) -> 
     if checksum is not None:
         kept[CHECKSUM_PREFIX + checksum[0]] = checksum[1]
     _check_status(status, error["code"], error["message"])
-    message = error["message"][:_ERROR_MESSAGE_CHARACTERS_MAX]
+    message = error["message"][:MESSAGE_CHARACTERS_MAX]
     return ForwardedHead(status, kept, checksum, error["code"], message, size_bytes)
 
 
@@ -141,8 +144,8 @@ def _integer(name: str, value: str) -> int:
 def _keep(kept: dict[str, str], lower: str, value: str) -> None:
     if lower.startswith(METADATA_PREFIX):  # MinIO's dialect sends them with the prefix, too
         kept[lower] = value
-    elif lower in _KEPT_NAMES:
-        kept[_KEPT_NAMES[lower]] = value
+    elif lower in KEPT_NAMES:
+        kept[KEPT_NAMES[lower]] = value
     elif lower not in DROPPED:
         refuse(f"The header {PREFIX}{lower} is unknown.")
 
@@ -162,3 +165,35 @@ def _check_status(status: int, code: str, message: str) -> None:
         refuse("An error code or message is allowed only with an error status.")
     if code and not ERROR_CODE.fullmatch(code):
         refuse("The error code must consist of letters, the first of them a capital.")
+
+
+def webhook_head(headers: Mapping[str, str], *, status: int) -> ForwardedHead:
+    """Parse the headers of a webhook's response: MinIO forwards more freely than ``WriteGetObjectResponse``.
+
+    Any ``x-amz-fwd-header-NAME`` becomes the header ``NAME`` of the result, except HTTP's own transfer headers and those that
+    the gateway makes itself. Checksums are not forwarded.
+
+    Args:
+        headers: The headers.
+        status: HTTP status of the response, unless ``x-amz-fwd-status`` overrides it.
+
+    Raises:
+        S3Error: ``LambdaFunctionStatusError``: ``x-amz-fwd-status`` is not a status.
+    """
+    sent = {name.lower(): value for name, value in headers.items()}
+    text = sent.get("x-amz-fwd-status", str(status)).strip()
+    if not _STATUS_OF_WEBHOOK.fullmatch(text):
+        raise S3Error("LambdaFunctionStatusError", "The webhook's x-amz-fwd-status is not an HTTP status.", status=400)
+    kept = {}
+    for name, value in headers.items():
+        inner = name[len(PREFIX) :] if name.lower().startswith(PREFIX) else ""
+        if name.lower().startswith(METADATA_PREFIX):
+            kept[name.lower()] = value
+        elif inner and inner.lower() not in HEADERS_OF_GATEWAY and not inner.lower().startswith(CHECKSUM_PREFIX):
+            kept[inner] = value
+    code, message = sent.get("x-amz-fwd-error-code", ""), sent.get("x-amz-fwd-error-message", "")
+    if not (message and _ERROR_CODE_OF_WEBHOOK.fullmatch(code)):
+        code, message = "InvalidRequest", "The webhook answered with an error that it does not describe."
+    length = sent.get("content-length", "")
+    size_bytes = int(length) if _INTEGER.fullmatch(length) else None
+    return ForwardedHead(int(text), kept, None, code, message[:MESSAGE_CHARACTERS_MAX], size_bytes)

@@ -10,20 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers, seen_request
-from penstock.gateway.aws_lambda.fingerprint import digest_of_code
 from penstock.gateway.aws_lambda.worker import HandlerPool, HandlerSettings
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
-    from penstock.gateway.aws_lambda.responses import PendingResponse
+    from penstock.gateway.aws_lambda.responses import InternalEndpoint, PendingResponse
     from penstock.gateway.config import AccessPoint
     from penstock.gateway.objects import GatewayRequest, ResultWriter, Source
     from penstock.types import ByteRange, ObjectInfo
+
+FILES_MAX = 10_000
+CONTENT_BYTES_MAX = 16 * MIB
+"""Files larger than this, in bytes, that are not Python modules count by their size only."""
+LEFT_OUT = frozenset({"__pycache__", "node_modules"})
 
 
 class LambdaTransform:
@@ -57,13 +61,7 @@ class LambdaTransform:
         self._config = config
         self._responses = endpoint.responses
         endpoint.accept_keys_of(config.environment)
-        settings = HandlerSettings(
-            name=access_point.name,
-            config=config,
-            endpoint=endpoint,
-            account=access_point.account,
-            region=access_point.region,
-        )
+        settings = HandlerSettings(access_point, config, endpoint)
         self._pool = HandlerPool(settings, size=access_point.processes or os.cpu_count() or 1)
 
     async def start(self) -> None:
@@ -173,3 +171,49 @@ def _identity_of(access_point: AccessPoint, code: str) -> str:
     parts = [config.handler, code, config.payload, sorted(config.environment.items()), access_point.version, place]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return f"lambda:{config.handler}:{digest}"
+
+
+def digest_of_code(folder: Path) -> str:
+    """Return a digest of the files in a folder and below: of names and contents, never of times.
+
+    Hidden files and folders, and virtual environments, are left out.
+
+    Raises:
+        ConfigError: The folder has too many files, or one of them cannot be read.
+    """
+    digest = hashlib.sha256()
+    count = 0
+    for root, folders, names in os.walk(folder, onerror=_refuse):
+        here = Path(root)
+        folders[:] = sorted(name for name in folders if _is_code(here / name))
+        for name in sorted(names):
+            if name.startswith(".") or name.endswith(".pyc"):
+                continue
+            count += 1
+            if count > FILES_MAX:
+                hint = "give the handler a folder of its own"
+                raise ConfigError(f"code_dir {str(folder)!r} has more than {FILES_MAX} files", hint=hint)
+            digest.update(_entry(here / name, str((here / name).relative_to(folder))))
+    return digest.hexdigest()
+
+
+def _is_code(folder: Path) -> bool:
+    return not folder.name.startswith(".") and folder.name not in LEFT_OUT and not (folder / "pyvenv.cfg").exists()
+
+
+def _entry(path: Path, name: str) -> bytes:
+    """Return a digest of a file's name and content. A pipe or device counts by its name."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0")
+    try:
+        if path.is_file():
+            size_bytes = path.stat().st_size
+            digest.update(size_bytes.to_bytes(8, "big"))
+            if path.suffix == ".py" or size_bytes <= CONTENT_BYTES_MAX:
+                digest.update(path.read_bytes())
+    except OSError as error:
+        _refuse(error)
+    return digest.digest()
+
+
+def _refuse(error: OSError) -> None:
+    raise ConfigError(f"the handler's file {error.filename!r} cannot be read: {error.strerror}") from error

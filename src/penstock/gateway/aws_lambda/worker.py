@@ -1,4 +1,4 @@
-"""The processes that run a Lambda handler: each is started once, and then answers one event at a time."""
+"""Processes that run a Lambda handler: each is started once, and then answers one event at a time; calls wait for one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import KIB, MIB
 from penstock.gateway.objects import S3Error
@@ -25,8 +24,8 @@ from penstock.redaction import printable, public_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
-    from penstock.gateway.config import LambdaConfig
+    from penstock.gateway.aws_lambda.responses import InternalEndpoint
+    from penstock.gateway.config import AccessPoint, LambdaConfig
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 LOG_BYTES_MAX = 1 * MIB
@@ -44,6 +43,10 @@ START_S_MAX = 120.0
 """Longest time for importing the handler's module, in seconds; TensorFlow takes 10 to 20 s on a busy machine."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables of the gateway's environment that handlers get. Credentials are not among them."""
+WAITING_MAX = 1024
+"""Largest number of calls that wait for a worker process; further ones are refused with ``SlowDown``."""
+GRACE_S = 1.0
+"""How long a handler may go on after its answer is no longer needed, in seconds. Killing it costs another import."""
 LOG = logging.getLogger("penstock.gateway.lambda")
 
 _RUN_FILE = (
@@ -52,23 +55,23 @@ _RUN_FILE = (
 """``python FILE`` would put the file's folder, which is part of penstock, in front of the handler's modules."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerSettings:
+class HandlerSettings(NamedTuple):
     """The settings of a worker process.
 
     Attributes:
-        name: Name of the access point.
+        access_point: The access point, whose account and region are those of the function.
         config: The handler.
         endpoint: Endpoint to which the handler sends its answers.
-        account: Account in the function's ARN.
-        region: Region in the function's ARN and in the handler's environment.
     """
 
-    name: str
+    access_point: AccessPoint
     config: LambdaConfig
     endpoint: InternalEndpoint
-    account: str
-    region: str
+
+    @property
+    def name(self) -> str:
+        """Name of the access point, and of the function."""
+        return self.access_point.name
 
     @property
     def python(self) -> str:
@@ -83,7 +86,7 @@ class HandlerSettings:
         return {
             "name": self.name,
             "version": "$LATEST",
-            "arn": f"arn:aws:lambda:{self.region}:{self.account}:function:{self.name}",
+            "arn": f"arn:aws:lambda:{self.access_point.region}:{self.access_point.account}:function:{self.name}",
             "memory_mib": str(memory_mib),
             "log_group": f"/aws/lambda/{self.name}",
             "log_stream": f"penstock/{os.getpid()}",
@@ -104,8 +107,8 @@ class HandlerSettings:
             "no_proxy": "localhost,127.0.0.1,.localhost",
             "AWS_ACCESS_KEY_ID": self.endpoint.key.access_key,
             "AWS_SECRET_ACCESS_KEY": self.endpoint.key.secret_key,
-            "AWS_REGION": self.region,
-            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": self.access_point.region,
+            "AWS_DEFAULT_REGION": self.access_point.region,
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

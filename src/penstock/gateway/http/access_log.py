@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO
 
 from penstock.gateway.http.addressing import path_and_query, public_query
 from penstock.gateway.http.service import METHODS
 from penstock.redaction import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.gateway.http.exchanges import ClientExchange
     from penstock.gateway.metrics import LabelledName, Metrics
 
@@ -65,11 +64,8 @@ class AccessRecord(NamedTuple):
     user_agent: str
 
 
-class AccessLog(Protocol):
-    """Takes the record of each request."""
-
-    def __call__(self, record: AccessRecord) -> None:
-        """Take one record. It must return quickly, because it runs on the event loop."""
+AccessLog = Callable[[AccessRecord], None]
+"""Takes the record of each request. It must return quickly, because it runs on the event loop."""
 
 
 def as_line(record: AccessRecord) -> str:
@@ -185,53 +181,45 @@ def _quoted(text: str) -> str:
     return f'"{shown}"'
 
 
-class RequestRecords:
-    """Counts requests, and passes a record of each to the access log.
+def take_note(
+    exchange: ClientExchange, code: str, *, is_complete: bool, metrics: Metrics, log: AccessLog | None
+) -> None:
+    """Count a request that has ended, and pass a record of it to the log.
 
     Args:
+        exchange: The request and its answer.
+        code: S3's code of the error; empty if there was none.
+        is_complete: Whether the answer was sent to its end.
         metrics: Takes the numbers.
-        log: Takes the records; None for no access log.
+        log: Takes the record; None for no access log.
     """
-
-    def __init__(self, metrics: Metrics, log: AccessLog | None) -> None:
-        self._metrics = metrics
-        self._log = log
-
-    def note(self, exchange: ClientExchange, code: str, *, is_complete: bool) -> None:
-        """Take a request that has ended.
-
-        Args:
-            exchange: The request and its answer.
-            code: S3's code of the error; empty if there was none.
-            is_complete: Whether the answer was sent to its end.
-        """
-        request, status = exchange.request, exchange.status
-        seconds = exchange.elapsed_s
-        metrics = self._metrics
-        counter, histogram = _names_of(request.method, status)
-        metrics.counters[counter] += 1
-        metrics.counters[_SENT_BYTES] += exchange.sent_bytes
-        metrics.histograms[histogram].add(seconds)
-        if self._log is not None:
-            self._log(
-                AccessRecord(
-                    time_s=exchange.started_s,
-                    remote=request.remote or "",
-                    access_key=exchange.access_key,
-                    method=request.method,
-                    bucket=exchange.bucket,
-                    key=exchange.key,
-                    query=public_query(path_and_query(request.raw_path)[1]),
-                    status=status,
-                    code=code,
-                    sent_bytes=exchange.sent_bytes,
-                    received_bytes=exchange.received_bytes,
-                    seconds=seconds,
-                    complete=is_complete,
-                    request_id=exchange.request_id,
-                    user_agent=request.headers.get("User-Agent", ""),
-                )
-            )
+    request, status = exchange.request, exchange.status
+    seconds = exchange.elapsed_s
+    counter, histogram = _names_of(request.method, status)
+    metrics.counters[counter] += 1
+    metrics.counters[_SENT_BYTES] += exchange.sent_bytes
+    metrics.histograms[histogram].add(seconds)
+    if log is None:
+        return
+    log(
+        AccessRecord(
+            time_s=exchange.started_s,
+            remote=request.remote or "",
+            access_key=exchange.access_key,
+            method=request.method,
+            bucket=exchange.bucket,
+            key=exchange.key,
+            query=public_query(path_and_query(request.raw_path)[1]),
+            status=status,
+            code=code,
+            sent_bytes=exchange.sent_bytes,
+            received_bytes=exchange.received_bytes,
+            seconds=seconds,
+            complete=is_complete,
+            request_id=exchange.request_id,
+            user_agent=request.headers.get("User-Agent", ""),
+        )
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -1,14 +1,19 @@
-"""Which bucket and key a request names, in its host name, its path or an ARN. Pure."""
+"""What a request names: bucket and key in its host name, its path or an ARN, parameters of its query, headers. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
+
+from multidict import CIMultiDict
 
 from penstock.gateway.authentication import SIGNING_PARAMETERS
 from penstock.gateway.objects import S3Error
 from penstock.store.base import KEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SIGNING = frozenset(map(str.lower, SIGNING_PARAMETERS))
 
@@ -123,6 +128,22 @@ def parse_query(raw_query: str) -> dict[str, str]:
             raise S3Error("InvalidArgument", "A parameter of the query is repeated.", status=400)
         found[name] = decoded(value.replace("+", " "), "query")
     return found
+
+
+def joined_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return headers, repeated ones joined with commas; looking one up ignores case.
+
+    Raises:
+        S3Error: There is more than one host.
+    """
+    if len(set(map(str.lower, headers))) == len(headers):
+        return headers
+    joined: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        if name.lower() == "host" and "Host" in joined:
+            raise S3Error("InvalidRequest", "The request names more than one host.", status=400)
+        joined[name] = f"{joined[name]},{value}" if name in joined else value
+    return joined
 
 
 def take_headers(query: dict[str, str]) -> dict[str, str]:

@@ -14,10 +14,11 @@ from multidict import CIMultiDict
 
 from penstock.errors import PenstockError
 from penstock.gateway.config import GatewayLimits
-from penstock.gateway.http.access_log import RequestRecords
+from penstock.gateway.http.access_log import take_note
 from penstock.gateway.http.addressing import (
     Target,
     find_address,
+    joined_headers,
     parse_query,
     path_and_query,
     public_query,
@@ -125,7 +126,7 @@ class Front:
         self._buckets = buckets
         self._authenticator = authenticator
         self._service = Service(buckets, authenticator, region=region)
-        self._records = RequestRecords(self.metrics, log)
+        self._log = log
         self._routes = dict(extra_routes or {})
         self._prefixes = tuple(path for path in self._routes if path.endswith("/"))
         self._domains = (domain.lower(), _LOOPBACK_DOMAIN) if domain else (_LOOPBACK_DOMAIN,)
@@ -295,9 +296,9 @@ class Front:
             self.end(exchange, code, is_complete=is_complete)
 
     def end(self, exchange: ClientExchange, code: str, *, is_complete: bool) -> None:
-        """Take note of a request that has ended; see ``RequestRecords.note``."""
+        """Take note of a request that has ended; see ``take_note``."""
         self.sweeper.active.discard(exchange)
-        self._records.note(exchange, code, is_complete=is_complete)
+        take_note(exchange, code, is_complete=is_complete, metrics=self.metrics, log=self._log)
 
     def _route(self, raw_path: str) -> Route | None:
         path, _ = path_and_query(raw_path)
@@ -307,7 +308,7 @@ class Front:
 
     async def _answer(self, exchange: ClientExchange, request: BaseRequest) -> None:
         method = request.method
-        headers = _joined(request)
+        headers = joined_headers(request.headers)
         target = split_target(request.raw_path)
         _check_head(request, headers, target, self.limits)
         if target.host:  # the target's host overrides the header, so it must be the signed one
@@ -396,19 +397,6 @@ def _has_plain_coding(request: BaseRequest) -> bool:
     aiohttp accepts more, which a proxy before the gateway may read in another way: then the two see different requests.
     """
     return request.version >= HttpVersion11 and request.headers["Transfer-Encoding"].strip().lower() == "chunked"
-
-
-def _joined(request: BaseRequest) -> Mapping[str, str]:
-    """Return the headers of a request, repeated ones joined with commas; looking one up ignores case."""
-    headers = request.headers
-    if len(set(map(str.lower, headers))) == len(headers):
-        return headers
-    joined: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        if name.lower() == "host" and "Host" in joined:
-            raise S3Error("InvalidRequest", "The request names more than one host.", status=400)
-        joined[name] = f"{joined[name]},{value}" if name in joined else value
-    return joined
 
 
 def _check_head(request: BaseRequest, headers: Mapping[str, str], target: Target, limits: GatewayLimits) -> None:

@@ -19,8 +19,7 @@ from penstock.cache.statistics import CacheStatistics
 from penstock.compose import connect, split
 from penstock.errors import ConfigError, PenstockError
 from penstock.fetch import process_budget
-from penstock.gateway.authentication.keys import AccessKeys
-from penstock.gateway.authentication.keys import presign
+from penstock.gateway.authentication.keys import AccessKeys, presign
 from penstock.gateway.authentication.verifying import SignatureAuthenticator
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.buckets.directory.table import DirectoryBuckets

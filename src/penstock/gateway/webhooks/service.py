@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
@@ -12,23 +14,30 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from penstock.config import KIB
 from penstock.errors import PenstockError
 from penstock.gateway.aws_lambda.events import is_for_handler
-from penstock.gateway.objects import Caller, GatewayRequest, S3Error
-from penstock.gateway.webhooks.authorization import is_authorized
-from penstock.gateway.webhooks.streamed_result import StreamedResult
-from penstock.gateway.webhooks.url_source import UrlSource, allowed_url
+from penstock.gateway.aws_lambda.forwarded import METADATA_PREFIX
+from penstock.gateway.aws_lambda.forwarded import PREFIX as HEADER_PREFIX
+from penstock.gateway.objects import Caller, GatewayRequest, ObjectHead, S3Error
+from penstock.gateway.s3_text import date_s
+from penstock.gateway.webhooks.transform import authorization_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from penstock.gateway.config import AccessPoint, WebhookServiceConfig
     from penstock.gateway.objects import Transform
+    from penstock.types import Buffer, ByteRange
 
 PREFIX = "/-/webhook/"
 EVENT_BYTES_MAX = 1 << 20
 CALLS_MAX = 256
 IDLE_S_MAX = 60.0
+BUFFER_BYTES = 256 * KIB
+_SENDABLE = re.compile(r"[!-~]+")
+_TOTAL = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,19})")
 LOG = logging.getLogger("penstock.gateway.webhooks")
 
 
@@ -168,3 +177,203 @@ def _request_of(request: web.BaseRequest, bucket: str, input_url: str, user: Any
 
 def _is_line(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable()
+
+
+def is_authorized(header: str, token: str) -> bool:
+    """Whether a header contains the token, compared in constant time; always False if `token` is empty."""
+    expected = authorization_of(token).encode("utf-8", "surrogateescape")
+    return bool(token) and hmac.compare_digest(header.encode("utf-8", "surrogateescape"), expected)
+
+
+class StreamedResult:
+    """Takes a result and sends it; implements ``ResultWriter``.
+
+    Args:
+        request: The request that is answered.
+        route: Route of the event, which the response repeats.
+        token: Token of the event, which the response repeats.
+        output_bytes_max: Size of the largest result, in bytes.
+    """
+
+    def __init__(self, request: web.BaseRequest, *, route: str, token: str, output_bytes_max: int) -> None:
+        self._request = request
+        self._echo = {"x-amz-request-route": route, "x-amz-request-token": token}
+        self._output_bytes_max = output_bytes_max
+        self._headers: dict[str, str] = {}
+        self._size_bytes: int | None = None
+        self._sent_bytes = 0
+        self._response: web.StreamResponse | None = None
+        self._memory = bytearray()
+
+    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
+        """Describe the result; see ``ResultWriter.begin``."""
+        self._size_bytes = size_bytes
+        for name, value in headers.items():
+            is_metadata = name.lower().startswith(METADATA_PREFIX)
+            self._headers[name if is_metadata else f"{HEADER_PREFIX}{name}"] = value
+
+    async def write(self, data: Buffer) -> None:
+        """Send bytes. Raises ``S3Error`` if the result is too long, or the client has gone."""
+        self._sent_bytes += len(data)
+        limit = self._output_bytes_max if self._size_bytes is None else self._size_bytes
+        if self._sent_bytes > limit:
+            raise S3Error("EntityTooLarge", f"The result has more than {limit} bytes.", status=400)
+        try:
+            response = self._response or await self._prepare()
+            await response.write(bytes(data))  # the caller may reuse the memory while the socket is busy
+        except ConnectionError as error:
+            raise S3Error("ConnectionClosed", "The client has gone.", status=400) from error
+
+    def buffer(self) -> memoryview:
+        """Return memory for the next bytes: uint8[n]."""
+        self._memory = self._memory or bytearray(BUFFER_BYTES)
+        return memoryview(self._memory)
+
+    async def filled(self, length_bytes: int) -> None:
+        """Send the first bytes of ``buffer()``."""
+        await self.write(memoryview(self._memory)[:length_bytes])
+
+    async def finish(self) -> web.StreamResponse:
+        """End the response. Raises ``S3Error`` if the result is shorter than it was announced."""
+        if self._size_bytes is not None and self._sent_bytes != self._size_bytes:
+            what = f"The result has {self._sent_bytes} bytes instead of {self._size_bytes}."
+            raise S3Error("InternalError", what, status=500)
+        response = self._response or await self._prepare()
+        await response.write_eof()
+        return response
+
+    def refuse(self, error: S3Error) -> web.StreamResponse:
+        """Return an error's response; if the result has begun, break the connection off."""
+        if self._response is not None:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            return self._response
+        message = error.message.encode("ascii", "replace").decode("ascii")
+        headers = {
+            **self._echo,
+            "x-amz-fwd-status": str(error.status),
+            "x-amz-fwd-error-code": error.code,
+            "x-amz-fwd-error-message": " ".join(message.split()),
+        }
+        return web.Response(status=error.status, headers=headers)
+
+    async def _prepare(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**self._echo, "x-amz-fwd-status": "200", **self._headers})
+        response.content_type = "application/octet-stream"
+        response.content_length = self._size_bytes
+        if self._size_bytes is None:
+            response.enable_chunked_encoding()
+        self._response = response
+        await response.prepare(self._request)
+        return response
+
+
+def allowed_url(text: str, hosts: tuple[str, ...]) -> URL:
+    """Return a URL whose host is allowed.
+
+    Args:
+        text: The URL, percent-encoded.
+        hosts: Hosts, each as ``HOST``, which allows all ports, or ``HOST:PORT``.
+
+    Raises:
+        S3Error: The URL is malformed, is not percent-encoded, is not HTTP, or leads to another host.
+    """
+    refusal = S3Error("AccessDenied", "The host of inputS3Url is not allowed by the configuration.", status=403)
+    if not _SENDABLE.fullmatch(text):  # it is sent as it came, so a line break in it would begin another header
+        raise refusal
+    try:
+        url = URL(text, encoded=True)
+        host, port = url.host, url.port
+    except ValueError:
+        raise refusal from None
+    if url.scheme not in ("http", "https") or not host or url.user is not None:
+        raise refusal
+    shown = f"[{host}]" if ":" in host else host
+    if not {shown.lower(), f"{shown}:{port}".lower()} & {name.lower() for name in hosts}:
+        raise refusal
+    return url
+
+
+class UrlSource:
+    """An object that a signed URL of a GET reads; implements ``Source``.
+
+    Cost: one request for its head, one for each ``read``.
+
+    Attributes:
+        key: Key of the object.
+        head: Version and size of the source; ``open`` sets it.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: URL, *, key: str) -> None:
+        self.key = key
+        self.head = ObjectHead(key=key, size_bytes=None, etag="", last_modified_s=0)
+        self._session = session
+        self._url = url
+
+    async def open(self, *, size_bytes_max: int) -> None:
+        """Ask for the object's first byte, and with it for its size and version.
+
+        Raises:
+            S3Error: The object cannot be read, or is too large.
+        """
+        async with self._get({"Range": "bytes=0-0"}) as response:
+            if response.status not in (200, 206, 416):
+                await _refuse(response)
+            total = _TOTAL.fullmatch(response.headers.get("Content-Range", ""))
+            size_bytes = int(total[1]) if total is not None else response.content_length
+            headers = response.headers
+        if size_bytes is None:
+            raise S3Error("InvalidRequest", "The server of inputS3Url does not send a length.", status=400)
+        if size_bytes > size_bytes_max:
+            raise S3Error("EntityTooLarge", f"The source has more than {size_bytes_max} bytes.", status=400)
+        kept = {name: headers[name] for name in ("Content-Type",) if name in headers}
+        self.head = ObjectHead(
+            key=self.key,
+            size_bytes=size_bytes,
+            etag=headers.get("ETag", ""),
+            last_modified_s=date_s(headers.get("Last-Modified")) or 0.0,
+            headers=kept,
+        )
+
+    def worker_url(self) -> tuple[str, str]:
+        """Return the server's URL for ``penstock.connect``, and the path with its signature as the key."""
+        return str(self._url.origin()), self._url.raw_path_qs.removeprefix("/")
+
+    def signed_url(self, headers: Mapping[str, str]) -> str:
+        """Return the URL as it came; it has been signed for one set of headers."""
+        del headers
+        return str(self._url)
+
+    async def read(self, span: ByteRange | None = None) -> AsyncIterator[bytes]:
+        """Iterate over the object's bytes, all of the version in `head`.
+
+        Raises:
+            S3Error: The object cannot be read, or was replaced.
+        """
+        size_bytes = self.head.size_bytes or 0
+        start, end = (0, size_bytes) if span is None else (span.start, min(span.end, size_bytes))
+        if start >= end:
+            return
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if self.head.etag.startswith('"'):
+            headers["If-Match"] = self.head.etag
+        received_bytes = 0
+        async with self._get(headers) as response:
+            is_whole = response.status == 200 and (start, end) == (0, size_bytes)
+            if response.status != 206 and not is_whole:
+                await _refuse(response)
+            if response.headers.get("ETag", "") != self.head.etag:
+                raise S3Error("PreconditionFailed", "The source was replaced while it was read.", status=412)
+            async for piece in response.content.iter_any():
+                received_bytes += len(piece)
+                yield piece
+        if received_bytes != end - start:
+            raise S3Error("IncompleteBody", "The source ended early.", status=400)
+
+    def _get(self, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.get(self._url, headers={"Accept-Encoding": "identity", **headers}, allow_redirects=False)
+
+
+async def _refuse(response: aiohttp.ClientResponse) -> None:
+    message = f"The server of inputS3Url answered with status {response.status}."
+    raise S3Error("InvalidRequest", message, status=400)

@@ -15,9 +15,8 @@ from yarl import URL
 
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda.events import arguments_of, required_headers, seen_request
+from penstock.gateway.aws_lambda.forwarded import webhook_head
 from penstock.gateway.objects import S3Error
-from penstock.gateway.webhooks.authorization import authorization_of
-from penstock.gateway.webhooks.response_head import response_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,7 +147,7 @@ def webhook_event(source: Source, request: GatewayRequest) -> dict[str, dict[str
 
 async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object], output: ResultWriter) -> None:
     """Copy a response into the result."""
-    head = response_head(response.headers, status=response.status)
+    head = webhook_head(response.headers, status=response.status)
     if response.headers.get("x-amz-request-route") != context["outputRoute"]:
         raise S3Error(
             "InvalidRequest", "The webhook's response does not repeat the request route of the event.", status=400
@@ -170,3 +169,8 @@ async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object],
     output.begin(head.headers, size_bytes=None if is_chunked else head.size_bytes)
     async for piece in response.content.iter_any():
         await output.write(piece)
+
+
+def authorization_of(token: str) -> str:
+    """Return the header's value for a token: ``Bearer TOKEN``, or the token itself if it has two words; empty for none."""
+    return token if not token or len(token.split()) == 2 else f"Bearer {token}"

@@ -10,8 +10,8 @@ import botocore.session
 import pytest
 
 from penstock.checksums.crc32c import crc32c
-from penstock.gateway.aws_lambda.body_checksums import BodyChecksum
-from penstock.gateway.aws_lambda.forwarded import CHECKSUMS, DROPPED, KEPT, PREFIX, forwarded_head
+from penstock.gateway.aws_lambda.forwarded import CHECKSUMS, DROPPED, KEPT, PREFIX, forwarded_head, webhook_head
+from penstock.gateway.aws_lambda.responses import body_check
 from penstock.gateway.objects import S3Error
 
 
@@ -104,20 +104,36 @@ VALUES = {
 def test_checksums_are_compared(name: str) -> None:
     """A checksum that matches is accepted, and any other body is refused."""
     for tail, matches in ((b"", True), (b"x", False)):
-        checksum = BodyChecksum(name, base64.b64encode(VALUES[name]).decode())
-        assert checksum.is_checked
-        checksum.update(BODY[:7])
-        checksum.update(memoryview(BODY)[7:])
-        checksum.update(tail)
+        check = body_check(name, base64.b64encode(VALUES[name]).decode())
+        assert check is not None
+        check.hasher.update(BODY[:7])
+        check.hasher.update(memoryview(BODY)[7:])
+        check.hasher.update(tail)
         if matches:
-            checksum.verify()
+            check.compare()
         else:
             with pytest.raises(S3Error, match="BadDigest"):
-                checksum.verify()
+                check.compare()
 
 
 def test_checksums_that_cannot_be_computed() -> None:
     """They are recognized, so that a result does not promise them."""
-    checksum = BodyChecksum("xxhash3", "abc")
-    assert not checksum.is_checked
-    checksum.verify()
+    assert body_check("xxhash3", "abc") is None
+
+
+def test_headers_are_forwarded_by_their_prefix() -> None:
+    """Any header that describes the result is forwarded; others of the response are not."""
+    head = webhook_head({"x-amz-fwd-header-Content-Language": "de", "X-Amz-Meta-A": "b", "Age": "1"}, status=200)
+    assert head.headers == {"Content-Language": "de", "x-amz-meta-a": "b"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding"),
+        *("Upgrade", "Content-Length", "Content-Range", "Date", "ETag", "Location", "Server", "Set-Cookie"),
+    ],
+)
+def test_headers_of_the_connection_are_not_forwarded(name: str) -> None:
+    """A webhook cannot say how the gateway's own connection to a client goes on, or what the gateway says itself."""
+    assert webhook_head({f"x-amz-fwd-header-{name}": "1"}, status=200).headers == {}

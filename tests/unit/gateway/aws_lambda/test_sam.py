@@ -13,7 +13,7 @@ import pytest
 from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.gateway.aws_lambda import lambda_config_of
-from penstock.gateway.aws_lambda.ignored_properties import HARMLESS, TAKEN, ignored_properties
+from penstock.gateway.aws_lambda.sam import HARMLESS, TAKEN, ignored_properties
 
 RUNTIME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 FULL = f"""

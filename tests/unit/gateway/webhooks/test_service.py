@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.objects import S3Error
-from penstock.gateway.webhooks.url_source import allowed_url
+from penstock.gateway.webhooks.service import allowed_url
 
 HOSTS = ("store.test:9000", "[::1]")
 

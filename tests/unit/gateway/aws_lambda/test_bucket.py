@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from penstock.gateway.aws_lambda.returned import head_of, listing_of
+from penstock.gateway.aws_lambda.bucket import head_of, listing_of
 from penstock.gateway.objects import S3Error
 
 HEAD = {

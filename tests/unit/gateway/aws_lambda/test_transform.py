@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.gateway.aws_lambda import fingerprint
-from penstock.gateway.aws_lambda.fingerprint import digest_of_code
+from penstock.gateway.aws_lambda import transform
+from penstock.gateway.aws_lambda.transform import digest_of_code
 
 
 def test_names_and_contents_matter_and_times_do_not(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_what_is_no_code_does_not_matter(tmp_path: Path) -> None:
 
 def test_a_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to do."""
-    monkeypatch.setattr(fingerprint, "FILES_MAX", 2)
+    monkeypatch.setattr(transform, "FILES_MAX", 2)
     for number in range(3):
         (tmp_path / f"{number}.py").touch()
     with pytest.raises(ConfigError, match=r"more than 2 files.*folder of its own"):
