@@ -24,7 +24,7 @@ from penstock.gateway.objects import (
     ResultWriter,
     Source,
 )
-from penstock.gateway.results.config import ResultsConfig
+from penstock.gateway.results.context import ResultsConfig
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
 from penstock.store.base import Store

@@ -18,8 +18,8 @@ from penstock.text.sizes import format_bytes, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.config import GatewayConfig
-    from penstock.gateway.filling.job import Filled
-    from penstock.gateway.keeping.contents import Holding
+    from penstock.gateway.filling import Filled
+    from penstock.gateway.keeping import Holding
     from penstock.gateway.results.record import ResultRecord
 
 
@@ -65,9 +65,8 @@ def fill(
         penstock gateway fill --config gateway.toml train --index
         penstock gateway fill --config gateway.toml --executor ray --address auto
     """
-    from penstock.gateway.filling.job import fill_job
-    from penstock.gateway.filling.run import FillOptions
-    from penstock.gateway.filling.run import fill as run
+    from penstock.gateway.filling import FillOptions, fill_job
+    from penstock.gateway.filling import fill as run
 
     made = make_config(config, upstream, transform=transform, keeping=keeping)
     job = fill_job(
@@ -166,7 +165,7 @@ def ls(
         penstock gateway ls --config gateway.toml
         penstock gateway ls --results s3://bucket/derived/ --place results --json
     """
-    from penstock.gateway.keeping.contents import read_contents
+    from penstock.gateway.keeping import read_contents
 
     made = _config(config, upstream, transform=transform, keeping=keeping)
     contents = read_contents(made, place=place)
@@ -203,9 +202,7 @@ def gc(
         penstock gateway gc --config gateway.toml
         penstock gateway gc --config gateway.toml --older-than 90d --remove
     """
-    from penstock.gateway.keeping.collecting import CollectionRules, collect, plan_collection
-    from penstock.gateway.keeping.contents import read_contents
-    from penstock.gateway.keeping.versions import stale_reasons
+    from penstock.gateway.keeping import CollectionRules, collect, plan_collection, read_contents, stale_reasons
 
     made = _config(config, upstream, transform=transform, keeping=keeping)
     rules = CollectionRules(

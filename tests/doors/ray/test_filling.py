@@ -15,10 +15,9 @@ from ray.cluster_utils import Cluster
 
 from penstock.cli.app import run
 from penstock.errors import ConfigError
+from penstock.gateway import filling
 from penstock.gateway.config import AccessPoint, GatewayConfig
-from penstock.gateway.filling import run as filling
-from penstock.gateway.filling.job import Filled, fill_job
-from penstock.gateway.filling.run import FillOptions, fill
+from penstock.gateway.filling import Filled, FillOptions, fill, fill_job
 from penstock.gateway.results.derived import read_derived
 from penstock.store import LocalStore
 

@@ -43,10 +43,6 @@ START_S_MAX = 120.0
 """Longest time for importing the handler's module, in seconds; TensorFlow takes 10 to 20 s on a busy machine."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables of the gateway's environment that handlers get. Credentials are not among them."""
-WAITING_MAX = 1024
-"""Largest number of calls that wait for a worker process; further ones are refused with ``SlowDown``."""
-GRACE_S = 1.0
-"""How long a handler may go on after its answer is no longer needed, in seconds. Killing it costs another import."""
 LOG = logging.getLogger("penstock.gateway.lambda")
 
 _RUN_FILE = (

@@ -26,9 +26,8 @@ from penstock.errors import ObjectChangedError, ObjectMissingError
 from penstock.formats import HEAD_BYTES, format_of_name
 from penstock.gateway.buckets.transformed import is_beside_shards
 from penstock.gateway.objects import ObjectHead
-from penstock.gateway.results.identity import ResultName
-from penstock.gateway.results.open_result import OpenResult
-from penstock.gateway.results.plan import ResultPlan
+from penstock.gateway.results.identity import ResultName, ResultPlan
+from penstock.gateway.results.reader import OpenResult
 from penstock.index import DatasetIndex, ShardRow
 from penstock.index.building import ShardReading
 from penstock.index.place import DATASET_KEY, FOLDER, SHARDS_PREFIX, SUFFIX

@@ -1,16 +1,16 @@
 """Sizes of results in listings. Clients take them for the truth: they read as many bytes as the listing says.
 
 A size is known if the result is kept, or if its transform computes it beforehand. For the others the access point says what
-happens; each possibility is a class with the method ``decide``.
+happens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.gateway")
 
 _PRODUCED_TOGETHER_MAX = 8
+MODES = ("known-only", "source", "transform")
+"""What ``AccessPoint.list_sizes`` may be."""
 
 
 class ListedResult:
@@ -42,61 +44,36 @@ class ListedResult:
         self.produce = produce
 
 
-class ListedSizes(Protocol):
-    """Decides about results of unknown size in a listing."""
-
-    async def decide(self, listed: Sequence[ListedResult]) -> int:
-        """Set the sizes of results that are to be listed, and return how many, from the first on, are decided: at least one."""
-
-
-class KnownSizes:
-    """Leaves results of unknown size out of the listing."""
-
-    async def decide(self, listed: Sequence[ListedResult]) -> int:
-        """Leave the sizes as they are."""
-        return len(listed)
-
-
-class SourceSizes:
-    """Shows the sizes of the sources, which are wrong: for clients that only look at the keys."""
-
-    async def decide(self, listed: Sequence[ListedResult]) -> int:
-        """Set unknown sizes to those of the sources."""
-        for each in listed:
-            if each.size_bytes is None:
-                each.size_bytes = each.info.size_bytes
-        return len(listed)
-
-
-class ProducedSizes:
-    """Produces results of unknown size. A page then takes a bounded time, and ends before the first result that is not ready.
+async def decide_sizes(listed: Sequence[ListedResult], mode: str, *, time_s_max: float = 20.0) -> int:
+    """Set the sizes of results that are to be listed, and return how many, from the first on, are decided: at least one.
 
     Args:
-        time_s_max: Time after which a page ends, in seconds; the first result may take longer.
+        listed: The results, in the order of their sources.
+        mode: ``AccessPoint.list_sizes``: ``"known-only"`` leaves results of unknown size out of the listing. ``"source"`` shows
+            the sizes of the sources, which are wrong, for clients that only look at the keys. ``"transform"`` produces them:
+            a page then takes a bounded time, and ends before the first result that is not ready.
+        time_s_max: Time after which such a page ends, in seconds; the first result may take longer.
     """
-
-    def __init__(self, time_s_max: float = 20.0) -> None:
-        self._time_s_max = time_s_max
-
-    async def decide(self, listed: Sequence[ListedResult]) -> int:
-        """Produce results in order until the time is over."""
-        turns = asyncio.Semaphore(_PRODUCED_TOGETHER_MAX)
-        unknown = [each for each in listed if each.size_bytes is None]
-        if not unknown:
-            return len(listed)
-        tasks = {id(each): asyncio.ensure_future(_produce(each, turns)) for each in unknown}
-        try:
-            await asyncio.wait(list(tasks.values()), timeout=self._time_s_max)
-            await asyncio.wait([tasks[id(unknown[0])]])
-            for index, each in enumerate(listed):
-                task = tasks.get(id(each))
-                if task is not None and not task.done():
-                    return index
-            return len(listed)
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.wait(list(tasks.values()))
+    unknown = [each for each in listed if each.size_bytes is None]
+    if mode == "source":
+        for each in unknown:
+            each.size_bytes = each.info.size_bytes
+    if mode != "transform" or not unknown:
+        return len(listed)
+    turns = asyncio.Semaphore(_PRODUCED_TOGETHER_MAX)
+    tasks = {id(each): asyncio.ensure_future(_produce(each, turns)) for each in unknown}
+    try:
+        await asyncio.wait(list(tasks.values()), timeout=time_s_max)
+        await asyncio.wait([tasks[id(unknown[0])]])
+        for index, each in enumerate(listed):
+            task = tasks.get(id(each))
+            if task is not None and not task.done():
+                return index
+        return len(listed)
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.wait(list(tasks.values()))
 
 
 async def _produce(listed: ListedResult, turns: asyncio.Semaphore) -> None:
@@ -105,19 +82,3 @@ async def _produce(listed: ListedResult, turns: asyncio.Semaphore) -> None:
             listed.size_bytes = await listed.produce()
         except (PenstockError, S3Error) as error:  # it cannot be read either, so it is left out
             log.warning("%r is left out of a listing, because it cannot be produced: %s", listed.info.key, error)
-
-
-def listed_sizes(mode: str) -> ListedSizes:
-    """Return what ``AccessPoint.list_sizes`` names.
-
-    Raises:
-        ConfigError: There is no such mode.
-    """
-    modes: dict[str, type[ListedSizes]] = {
-        "known-only": KnownSizes,
-        "source": SourceSizes,
-        "transform": ProducedSizes,
-    }
-    if mode not in modes:
-        raise ConfigError(f"list_sizes={mode!r} must be one of {', '.join(sorted(modes))}")
-    return modes[mode]()

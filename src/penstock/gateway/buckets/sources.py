@@ -95,11 +95,8 @@ def source_request(request: GatewayRequest, bucket: Bucket, key: str) -> Gateway
     return replace(request, method="GET", bucket=bucket.name, key=key, query={}, headers={})
 
 
-# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class KeyRenaming:
-    """How keys of sources become keys of results, and back.
+    """How keys of sources become keys of results, and back: ``a.tar`` may be served as ``a.tfrecord``.
 
     With suffixes, only sources that have one of them are served: an object that the transform is not meant for must not be
     served as it is, because the transform may be there to redact it.

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.errors import ObjectMissingError
+from penstock.errors import ConfigError, ObjectMissingError
 from penstock.gateway.buckets.documents import object_attributes
 from penstock.gateway.buckets.known_objects import etag_of
-from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
+from penstock.gateway.buckets.listed_sizes import MODES, ListedResult, decide_sizes
 from penstock.gateway.buckets.sources import BucketSource, KeyRenaming, source_request
 from penstock.gateway.objects import ObjectHead, S3Error
-from penstock.gateway.results.identity import ResultIdentity, ResultName
-from penstock.gateway.results.open_result import OpenResult
-from penstock.gateway.results.plan import ResultPlan
+from penstock.gateway.results.identity import ResultIdentity, ResultName, ResultPlan
+from penstock.gateway.results.reader import MappedResult, OpenResult
 from penstock.gateway.results.record import DEFAULT_TYPE
 from penstock.index.place import FOLDER
 from penstock.types import ByteRange, ObjectInfo, Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from penstock.gateway.config import AccessPoint
     from penstock.gateway.objects import (
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
-    from penstock.types import Buffer, ListPage
+    from penstock.types import ListPage
 
 
 _SOURCE_PAGES_MAX = 32
@@ -105,7 +102,9 @@ class TransformedBucket:
         self._transform = transform
         self._results = results
         self._links = links
-        self._sizes = listed_sizes(access_point.list_sizes)
+        if access_point.list_sizes not in MODES:
+            raise ConfigError(f"list_sizes={access_point.list_sizes!r} must be one of {', '.join(MODES)}")
+        self._listing_s_max = 20.0
         self._renaming = KeyRenaming(access_point.renamed_suffixes)
 
     @property
@@ -198,7 +197,7 @@ class TransformedBucket:
     async def _open_mapped(self, request: GatewayRequest, source: BucketSource) -> MappedResult:
         """Begin to read a result whose ranges the transform produces by themselves."""
         arguments = self._transform.arguments(request)
-        name = self._name(source.key, source.head.etag, arguments)
+        name = self._identity(source.key, source.head.etag, arguments).name
         size_bytes = await self._transform.size_bytes(_as_info(source), arguments)
         plan = self._plan(request, source, name=name, arguments=arguments, size_bytes=size_bytes)
         return MappedResult(
@@ -239,7 +238,7 @@ class TransformedBucket:
         else the one that is held, else a new one.
         """
         identity = self._identity(source.key, source.head.etag, self._identifying(request, arguments))
-        base = ResultName(identity.scope, identity.key, identity.etag)
+        base = identity.name
         if self._is_deterministic or self._epoch(request):
             return base
         pinned = identity.with_nonce_of(request.headers.get("if-match") or request.headers.get("if-range") or "")
@@ -262,19 +261,14 @@ class TransformedBucket:
             found[EPOCH_NAMES[0]] = self._access_point.epoch
         return found
 
-    def _name(self, key: str, etag: str, arguments: Mapping[str, str]) -> ResultName:
-        """Return the name of the result of one version of a source, if the transform is deterministic."""
-        identity = self._identity(key, etag, arguments)
-        return ResultName(identity.scope, identity.key, identity.etag)
-
     def _identity(self, key: str, etag: str, arguments: Mapping[str, str]) -> ResultIdentity:
-        return ResultIdentity.of(
-            arguments,
+        return ResultIdentity(
             scope=self.scope,
             key=key,
             source_etag=etag,
             transform=self._transform.identity,
             version=self._access_point.version,
+            arguments=tuple(sorted(arguments.items())),
         )
 
     def _producer(
@@ -335,7 +329,7 @@ class TransformedBucket:
         """Return the page of results that a page of sources stands for; shorter if not all sizes are ready."""
         listed = [each for info in page.objects if (each := self._listed(request, info, prefix)) is not None]
         await self._learn_sizes(request, listed)
-        decided_count = await self._sizes.decide(listed)
+        decided_count = await decide_sizes(listed, self._access_point.list_sizes, time_s_max=self._listing_s_max)
         token = None if page.next_token is None else _NEXT_PAGE + page.next_token
         prefixes = [each for each in page.prefixes if each.startswith(prefix) and not is_beside_shards(each)]
         if decided_count < len(listed):
@@ -355,7 +349,7 @@ class TransformedBucket:
         key = self._renaming.result_key(info.key)
         if key is None or not key.startswith(prefix) or is_beside_shards(info.key):
             return None
-        name = self._name(info.key, etag_of(info), self._transform.arguments(request))
+        name = self._identity(info.key, etag_of(info), self._transform.arguments(request)).name
 
         async def produce() -> int:
             head = await self.head(replace(request, key=key, method="HEAD"))
@@ -423,54 +417,3 @@ def _run_s_max(access_point: AccessPoint) -> float:
 def _as_info(source: BucketSource) -> ObjectInfo:
     head = source.head
     return ObjectInfo(source.key, head.size_bytes or 0, head.etag, head.last_modified_s)
-
-
-# ── ranges that a transform produces by itself ────────────────────────────────────────────────────────────────────────────
-
-
-class MappedResult:
-    """A result that is being read, range by range. Each range is a run of its own, and none is kept.
-
-    Args:
-        head: Attributes of the result, including its size.
-        plan: The result as a whole.
-        results: The results of this process.
-        produce: Returns what writes a range.
-    """
-
-    def __init__(
-        self,
-        head: ObjectHead,
-        *,
-        plan: ResultPlan,
-        results: Results,
-        produce: Callable[[ByteRange], Callable[[ResultWriter], Awaitable[None]]],
-    ) -> None:
-        assert head.size_bytes is not None
-        self.head = head
-        self._size_bytes = head.size_bytes
-        self._plan = plan
-        self._results = results
-        self._produce = produce
-
-    async def wait_size_bytes(self) -> int:
-        """Return the result's size in bytes."""
-        return self._size_bytes
-
-    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
-        """Iterate over the bytes of a range; None reads to the end."""
-        return self._read(span or ByteRange(0, self._size_bytes))
-
-    async def _read(self, span: ByteRange) -> AsyncIterator[Buffer]:
-        name = self._plan.name
-        unique = name._replace(etag=f"{name.etag} {span.start}-{span.end} {secrets.token_hex(8)}")
-        plan = replace(self._plan, name=unique, produce=self._produce(span), size_bytes=span.end - span.start)
-        shared = self._results.private(plan)
-        async with aclosing(shared.pieces(None)) as pieces:
-            async for piece in pieces:
-                if (headers := shared.headers) is not None:
-                    self.head = replace(self.head, headers=headers)
-                yield piece
-
-    async def close(self) -> None:
-        """End reading; idempotent."""

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from penstock.config import KIB, MIB
-from penstock.gateway.results.identity import ResultName
-from penstock.gateway.results.memory import BlockPool, RecentBlocks
-from penstock.gateway.results.run import Run
-from penstock.memory.buffers import small_buffer
+from penstock.memory import buffers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from penstock.gateway.metrics import Metrics
-    from penstock.gateway.results.config import ResultsConfig
-    from penstock.gateway.results.cursor import Cursor
-    from penstock.gateway.results.plan import ResultPlan
+    from penstock.gateway.results.identity import ResultName, ResultPlan
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.storage import ResultStorage, RunBlocks
 
@@ -33,6 +30,126 @@ _SMALL_BYTES_MAX = 256 * KIB
 
 _PIECE_BYTES_MIN = 64 * KIB
 _PIECE_BYTES_MAX = 1 * MIB
+
+_FREE_BYTES_MAX = 32 * MIB
+"""Memory that is kept for the next blocks. A new mmap costs a page fault per 4 KiB: 150 µs per MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsConfig:
+    """Limits of one gateway process.
+
+    Attributes:
+        recent_bytes_max: Memory in bytes for the blocks that were produced last, for readers that are a little behind.
+        reading_bytes_max: Memory in bytes for all pieces that are being read or sent; each reader may use at least 64 KiB.
+        runs_max: Largest number of transforms that run at the same time; further ones wait.
+        background_runs_max: Largest number of runs that go on although all their readers have left.
+        storing_blocks_max: Blocks of one run that may wait for the disk.
+        held_blocks_max: Blocks of one run that are held in memory for readers if the disk does not take them.
+        lag_s_max: Time in seconds for which the slowest reader of such a run may make no progress before it is left behind.
+        hold_s: How long a result of a transform that is not deterministic is held after its last use, in seconds.
+        threads_max: Largest number of threads that read and write blocks.
+        records_max: Number of records of results that are remembered.
+        uploads_max: Largest number of results that wait to be stored in the bucket of results; further ones are not stored.
+        upload_drain_s_max: How long closing waits for them, in seconds.
+    """
+
+    recent_bytes_max: int = 64 * MIB
+    reading_bytes_max: int = 64 * MIB
+    runs_max: int = 64
+    background_runs_max: int = 16
+    storing_blocks_max: int = 8
+    held_blocks_max: int = 8
+    lag_s_max: float = 10.0
+    hold_s: float = 10.0
+    threads_max: int = 4
+    records_max: int = 16_384
+    uploads_max: int = 256
+    upload_drain_s_max: float = 20.0
+
+
+class BlockPool:
+    """Memory for blocks, each at the start of a page, so that whole blocks can be written past the page cache.
+
+    Args:
+        block_bytes: Size of a block.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._free: deque[mmap.mmap] = deque(maxlen=max(1, _FREE_BYTES_MAX // block_bytes))
+
+    def take(self) -> memoryview:
+        """Return a block: uint8[block_bytes], writable, with undefined contents. It is free again when nothing refers to it."""
+        try:
+            owner = self._free.pop()
+        except IndexError:
+            owner = mmap.mmap(-1, self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return buffers.lease(owner, self._free, owner)
+
+
+class BlockKey(NamedTuple):
+    """A block of one run: the digest of the run's blocks, and the number of the block."""
+
+    digest: str
+    number: int
+
+
+class RecentBlocks:
+    """The blocks that were produced last, up to `bytes_max` bytes. Only the event loop's thread uses it.
+
+    Blocks are written past the page cache, so readers that are a little behind, and the next ranges of a client that reads in
+    ranges, would otherwise read them back from the disk.
+
+    Args:
+        bytes_max: Largest memory of all blocks together.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._blocks: OrderedDict[BlockKey, memoryview] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, digest: str, index: int) -> memoryview | None:
+        """Return a block as uint8[n], read-only; None if it is not here."""
+        key = BlockKey(digest, index)
+        block = self._blocks.get(key)
+        if block is not None:
+            self._blocks.move_to_end(key)
+        return block
+
+    def put(self, digest: str, index: int, block: memoryview) -> None:
+        """Keep a block, and drop those that were used least recently."""
+        self.drop(digest, index)
+        self._blocks[BlockKey(digest, index)] = block
+        self._bytes += _held_bytes(block)
+        while self._bytes > self._bytes_max:
+            _, oldest = self._blocks.popitem(last=False)
+            self._bytes -= _held_bytes(oldest)
+
+    def drop(self, digest: str, index: int) -> None:
+        """Forget a block; nothing happens if it is not here."""
+        block = self._blocks.pop(BlockKey(digest, index), None)
+        if block is not None:
+            self._bytes -= _held_bytes(block)
+
+    def drop_run(self, digest: str) -> None:
+        """Forget all blocks of a run."""
+        for key in [key for key in self._blocks if key.digest == digest]:
+            self.drop(*key)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._blocks.clear()
+        self._bytes = 0
+
+
+def _held_bytes(block: memoryview) -> int:
+    """Return the memory that a block keeps alive: a small result is the beginning of a larger buffer."""
+    return memoryview(block.obj).nbytes
 
 
 class ResultsContext:
@@ -48,6 +165,8 @@ class ResultsContext:
         config: The limits.
         metrics: Takes the counters.
         records: Records of complete results, the last used one last.
+        pool: Memory for blocks.
+        recent: The blocks that were produced last.
     """
 
     def __init__(self, storage: ResultStorage, *, config: ResultsConfig, metrics: Metrics) -> None:
@@ -55,8 +174,8 @@ class ResultsContext:
         self.config = config
         self.metrics = metrics
         self.records: OrderedDict[ResultName, ResultRecord] = OrderedDict()
-        self._pool = BlockPool(storage.block_bytes)
-        self._recent = RecentBlocks(config.recent_bytes_max)
+        self.pool = BlockPool(storage.block_bytes)
+        self.recent = RecentBlocks(config.recent_bytes_max)
         self._executor = ThreadPoolExecutor(config.threads_max, thread_name_prefix="penstock-results")
         self._turns = asyncio.Semaphore(config.runs_max)
         self._touched_s: dict[ResultName, float] = {}
@@ -84,7 +203,7 @@ class ResultsContext:
 
     def remember(self, record: ResultRecord) -> None:
         """Note that a result is kept."""
-        name = ResultName(record.scope, record.key, record.etag)
+        name = record.name
         self.records[name] = record
         self.records.move_to_end(name)
         while len(self.records) > self.config.records_max:
@@ -92,7 +211,7 @@ class ResultsContext:
 
     def forget(self, record: ResultRecord) -> None:
         """Remove a result that lacks a block."""
-        self.records.pop(ResultName(record.scope, record.key, record.etag), None)
+        self.records.pop(record.name, None)
         if not self._closed:
             self._executor.submit(self.storage.remove, record)
 
@@ -131,7 +250,7 @@ class ResultsContext:
             The bytes from `position` on, as many as are there; None if a thread must look for them.
         """
         index, start = divmod(position, self.storage.block_bytes)
-        block = self._recent.get(blocks.digest, index)
+        block = self.recent.get(blocks.digest, index)
         small_bytes_max = min(_SMALL_BYTES_MAX, self.storage.block_bytes)
         if block is None and size_bytes is not None and size_bytes <= small_bytes_max:
             block = self.storage.read_at_once(blocks, size_bytes)
@@ -162,12 +281,12 @@ class ResultsContext:
     def _read_now(
         self, blocks: RunBlocks, index: int, stored_bytes: int, start: int, piece_bytes: int
     ) -> memoryview | None:
-        view = small_buffer(piece_bytes)[:piece_bytes]
+        view = buffers.small_buffer(piece_bytes)[:piece_bytes]
         return view if self.storage.read(blocks, index, stored_bytes, start, view) else None
 
     def blocks_for(self, record: ResultRecord) -> Callable[[int], memoryview | None]:
         """Return a function that reads a block of a complete result on a thread, or returns None if the block is gone."""
-        blocks = self.storage.blocks_of(ResultName(record.scope, record.key, record.etag), record.run)
+        blocks = self.storage.blocks_of(record.name, record.run)
 
         def read(index: int) -> memoryview | None:
             size_bytes = record.block_size_bytes(index)
@@ -181,22 +300,6 @@ class ResultsContext:
 
     # ── producing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def new_run(
-        self, plan: ResultPlan, *, cursors: set[Cursor], is_size_wanted: Callable[[], bool], stores: bool
-    ) -> Run:
-        """Return a run that has not begun."""
-        return Run(
-            plan,
-            storage=self.storage,
-            executor=self._executor,
-            pool=self._pool,
-            recent=self._recent,
-            config=self.config,
-            cursors=cursors,
-            is_size_wanted=is_size_wanted,
-            stores=stores,
-        )
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until another transform may run."""
@@ -206,13 +309,6 @@ class ResultsContext:
                 yield
             finally:
                 self.metrics.move("penstock_gateway_result_runs_in_flight", -1)
-
-    def count_run(self, run: Run, *, outcome: str, seconds: float) -> None:
-        """Count a run that has ended."""
-        name = run.plan.access_point
-        self.metrics.add("penstock_gateway_result_runs_total", access_point=name, outcome=outcome)
-        self.metrics.add("penstock_gateway_result_run_seconds_total", seconds, access_point=name)
-        self.metrics.add("penstock_gateway_result_produced_bytes_total", run.produced_bytes, access_point=name)
 
     def count_reader(self, count: int) -> None:
         """Count a reader that has come (1) or left (-1)."""
@@ -226,6 +322,6 @@ class ResultsContext:
     async def close(self) -> None:
         """End the threads, and close the storage; idempotent."""
         self._closed = True
-        self._recent.clear()
+        self.recent.clear()
         await asyncio.to_thread(self._executor.shutdown)
         self.storage.close()

@@ -25,8 +25,8 @@ from penstock.cache.entry import digest_of
 from penstock.checksums.crc32c import crc32c
 from penstock.config import MIB
 from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError, StoreError
-from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
+from penstock.gateway.results.storage import KeptResult
 from penstock.store.inflight import perform
 from penstock.types import AbortMultipart, ByteRange
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from penstock.gateway.metrics import Metrics
     from penstock.gateway.objects import ResultWriter
-    from penstock.gateway.results.plan import ResultPlan
+    from penstock.gateway.results.identity import ResultName, ResultPlan
     from penstock.store.base import Store
     from penstock.store.writing import Writer
-    from penstock.types import Buffer
+    from penstock.types import Buffer, ObjectInfo
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class DerivedResults:
             ChecksumError: They are not what the record says. The record is removed, so that the result is produced next time.
             PenstockError: They cannot be read.
         """
-        name = ResultName(record.scope, record.key, record.etag)
+        name = record.name
         keys = DerivedKeys.of(name)
         assert record.size_bytes is not None
         crc = position = 0
@@ -213,7 +213,7 @@ class DerivedResults:
         return kept
 
     def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> Kept:
-        keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
+        keys = DerivedKeys.of(record.name)
         with suppress(ObjectMissingError):
             self.store.stat(keys.record)
             return Kept("present")
@@ -288,37 +288,17 @@ def was_copied(plan: ResultPlan) -> bool:
     return isinstance(plan.produce, DerivedProducer) and plan.produce.has_copied
 
 
-class StoredResult(NamedTuple):
-    """A result in a bucket.
-
-    Attributes:
-        record: Record of the result.
-        stored_s: When it was stored, in seconds since 1970.
-    """
-
-    record: ResultRecord
-    stored_s: float
-
-
-class StoredLeftover(NamedTuple):
-    """An object that a gateway left behind when it was killed while storing a result.
-
-    Attributes:
-        key: Key of the bytes without a record, of a record that is damaged, or of the note about an upload.
-        size_bytes: Size in bytes.
-        stored_s: When it was stored, in seconds since 1970.
-    """
-
-    key: str
-    size_bytes: int
-    stored_s: float
-
-
 class DerivedContent(NamedTuple):
-    """The contents of a bucket of results, without objects that this module did not write."""
+    """The contents of a bucket of results, without objects that this module did not write.
 
-    results: list[StoredResult]
-    leftovers: list[StoredLeftover]
+    Attributes:
+        results: The results.
+        leftovers: What gateways left behind that were killed while storing a result: bytes without a record, a record that is
+            damaged, or the note about an upload.
+    """
+
+    results: list[KeptResult]
+    leftovers: list[ObjectInfo]
 
 
 def read_derived(store: Store) -> DerivedContent:
@@ -341,12 +321,9 @@ def read_derived(store: Store) -> DerivedContent:
             continue
         with suppress(BadRecordError):
             record = _record_at(key, blob.data)
-            results.append(StoredResult(record, infos[key].last_modified_s or 0.0))
-            known |= {key, DerivedKeys.of(ResultName(record.scope, record.key, record.etag)).data(record.run)}
-    left = [info for key, info in infos.items() if key not in known]
-    return DerivedContent(
-        results, [StoredLeftover(info.key, info.size_bytes, info.last_modified_s or 0.0) for info in left]
-    )
+            results.append(KeptResult(record, infos[key].last_modified_s or 0.0))
+            known |= {key, DerivedKeys.of(record.name).data(record.run)}
+    return DerivedContent(results, [info for key, info in infos.items() if key not in known])
 
 
 _DATA_KEY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}-\w+")
@@ -356,7 +333,7 @@ _OWN_KEY = re.compile(rf"{UPLOADS_PREFIX}[0-9a-f]{{32}}-\w+|[0-9a-f]{{2}}/[0-9a-
 def _record_at(key: str, data: Buffer) -> ResultRecord:
     """Return the record that lies at `key`. Raises BadRecordError if it is not one of a result that belongs there."""
     record = decode_record(data)
-    keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
+    keys = DerivedKeys.of(record.name)
     if keys.record != key or not record.is_complete or not _DATA_KEY.fullmatch(keys.data(record.run)):
         raise BadRecordError("it does not belong to a result that is stored there")
     return record
@@ -364,12 +341,12 @@ def _record_at(key: str, data: Buffer) -> ResultRecord:
 
 def remove_derived(store: Store, records: Iterable[ResultRecord]) -> None:
     """Remove results from a bucket: the records first, so that nobody finds bytes that are missing."""
-    keys = [(DerivedKeys.of(ResultName(each.scope, each.key, each.etag)), each.run) for each in records]
+    keys = [(DerivedKeys.of(each.name), each.run) for each in records]
     store.delete([each.record for each, _ in keys])
     store.delete([each.data(run) for each, run in keys])
 
 
-def remove_leftovers(store: Store, leftovers: Iterable[StoredLeftover]) -> None:
+def remove_leftovers(store: Store, leftovers: Iterable[ObjectInfo]) -> None:
     """Remove what killed gateways left behind, and drop their uploads."""
     keys = [each.key for each in leftovers]
     for key in keys:

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.gateway.results.identity import ResultName
-from penstock.gateway.results.record import ResultRecord
+from penstock.gateway.results.record import ResultRecord, is_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,8 +156,3 @@ class HeldResults:
             sweeper.cancel()
             await asyncio.wait([sweeper])
         self._held.clear()
-
-
-def is_pointer(record: ResultRecord) -> bool:
-    """Whether a record is the pointer to a held result."""
-    return record.run.startswith('"')

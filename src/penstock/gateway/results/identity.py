@@ -1,4 +1,4 @@
-"""Identities of results: everything on which their bytes depend, and the ETag that follows from it.
+"""Identities of results: everything on which their bytes depend, the ETag that follows from it, and how they are produced.
 
 Nothing here touches a file. Two gateways that have never heard of each other compute the same ETag for the same source,
 transform and arguments.
@@ -7,15 +7,17 @@ transform and arguments.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.entry import RESULT, EntryName, digest_of, entry_name, identity_of, origin_of
+from penstock.config import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from penstock.gateway.objects import ResultWriter
     from penstock.store.base import Store
 
 _ENDPOINT = "results"
@@ -47,19 +49,10 @@ class ResultIdentity:
     arguments: tuple[tuple[str, str], ...] = ()
     nonce: str = ""
 
-    @classmethod
-    def of(
-        cls, arguments: Mapping[str, str], *, scope: str, key: str, source_etag: str, transform: str, version: str
-    ) -> ResultIdentity:
-        """Return the identity of a result of a deterministic transform."""
-        return cls(
-            scope=scope,
-            key=key,
-            source_etag=source_etag,
-            transform=transform,
-            version=version,
-            arguments=tuple(sorted(arguments.items())),
-        )
+    @property
+    def name(self) -> ResultName:
+        """How the result is found."""
+        return ResultName(self.scope, self.key, self.etag)
 
     def with_new_nonce(self) -> ResultIdentity:
         """Return the identity of one more result of a transform that is not deterministic."""
@@ -103,6 +96,38 @@ class ResultName(NamedTuple):
     def blocks_identity(self, namespace: str, run: str, block_bytes: int) -> bytes:
         """Return the identity of the blocks that one run of the transform produced."""
         return identity_of(namespace, _ENDPOINT, self.scope, self.key, f"{self.etag} {run}", str(block_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultPlan:
+    """A result, and how it is produced.
+
+    Attributes:
+        name: How the result is found.
+        produce: Writes the result; see ``Transform.run``. Cancelling its task ends it. None if the result can only be read as
+            long as it is kept.
+        transform: Name of the transform, for logs and messages.
+        access_point: Name of the access point, for metrics.
+        waits_for_results: Whether the result is made of other results. Then it takes no turn from the transforms of these.
+        arguments: Arguments of the transform, shown by ``penstock gateway ls``.
+        is_deterministic: Whether producing it again gives the same bytes.
+        size_bytes: Size of the result in bytes if it is known beforehand; a result of another size is an error.
+        last_modified_s: Time of the last change of the source, in seconds since 1970.
+        time_s_max: Longest time for producing it, in seconds.
+        output_bytes_max: Largest size of the result in bytes.
+    """
+
+    name: ResultName
+    produce: Callable[[ResultWriter], Awaitable[None]] | None
+    transform: str = ""
+    access_point: str = ""
+    waits_for_results: bool = False
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    is_deterministic: bool = True
+    size_bytes: int | None = None
+    last_modified_s: float = 0.0
+    time_s_max: float = 300.0
+    output_bytes_max: int = 1024 * GIB
 
 
 def scope_of(store: Store) -> str:

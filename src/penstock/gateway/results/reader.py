@@ -1,21 +1,133 @@
-"""One reader of a result: takes each piece from where it is."""
+"""A result that is being read: an ``OpenObject``, and its readers, each of which takes its pieces from where they are."""
 
 from __future__ import annotations
 
+import secrets
+from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.run import STOPPED, as_refusal
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from penstock.gateway.results.cursor import Cursor
-    from penstock.gateway.results.run import Run
+    from penstock.gateway.objects import ObjectHead, ResultWriter
+    from penstock.gateway.results.identity import ResultPlan
+    from penstock.gateway.results.results import Results
+    from penstock.gateway.results.run import Cursor, Run
     from penstock.gateway.results.shared_result import SharedResult
     from penstock.gateway.results.storage import RunBlocks
+    from penstock.types import Buffer
 
 _FRUITLESS_RUNS_MAX = 3
+
+
+class OpenResult:
+    """A result that is being read. Nothing is produced before its size or its first byte is requested.
+
+    Args:
+        shared: The result.
+        head: Description of the result.
+        spools: Whether reading waits until the length is known.
+        hides_size: Whether `head` leaves the size out until ``wait_size_bytes`` is called.
+    """
+
+    def __init__(
+        self, shared: SharedResult, head: ObjectHead, *, spools: bool = False, hides_size: bool = False
+    ) -> None:
+        self._shared = shared
+        self._spools = spools
+        self._hides_size = hides_size
+        self.head = head
+        self._learn()
+
+    def _learn(self, size_bytes: int | None = None) -> None:
+        if size_bytes is None and not self._hides_size:
+            size_bytes = self._shared.size_bytes
+        headers = self._shared.headers
+        self.head = replace(
+            self.head,
+            size_bytes=self.head.size_bytes if size_bytes is None else size_bytes,
+            headers=self.head.headers if headers is None else headers,
+        )
+
+    async def wait_size_bytes(self) -> int:
+        """Return the result's size in bytes; if it is not known, the result is produced."""
+        size_bytes = await self._shared.wait_size_bytes()
+        self._learn(size_bytes)
+        return size_bytes
+
+    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range; None reads to the end."""
+        return self._read(span)
+
+    async def _read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        if self._spools:
+            await self.wait_size_bytes()
+        async with aclosing(self._shared.pieces(span)) as pieces:
+            is_first = True
+            async for piece in pieces:
+                if is_first:
+                    self._learn()
+                    is_first = False
+                yield piece
+        if is_first:
+            self._learn()
+
+    async def close(self) -> None:
+        """End reading; idempotent."""
+
+
+class MappedResult:
+    """A result whose ranges the transform produces by themselves: each range is a run of its own, and none is kept.
+
+    Args:
+        head: Attributes of the result, including its size.
+        plan: The result as a whole.
+        results: The results of this process.
+        produce: Returns what writes a range.
+    """
+
+    def __init__(
+        self,
+        head: ObjectHead,
+        *,
+        plan: ResultPlan,
+        results: Results,
+        produce: Callable[[ByteRange], Callable[[ResultWriter], Awaitable[None]]],
+    ) -> None:
+        assert head.size_bytes is not None
+        self.head = head
+        self._size_bytes = head.size_bytes
+        self._plan = plan
+        self._results = results
+        self._produce = produce
+
+    async def wait_size_bytes(self) -> int:
+        """Return the result's size in bytes."""
+        return self._size_bytes
+
+    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range; None reads to the end."""
+        return self._read(span or ByteRange(0, self._size_bytes))
+
+    async def _read(self, span: ByteRange) -> AsyncIterator[Buffer]:
+        name = self._plan.name
+        unique = name._replace(etag=f"{name.etag} {span.start}-{span.end} {secrets.token_hex(8)}")
+        plan = replace(self._plan, name=unique, produce=self._produce(span), size_bytes=span.end - span.start)
+        shared = self._results.private(plan)
+        async with aclosing(shared.pieces(None)) as pieces:
+            async for piece in pieces:
+                if (headers := shared.headers) is not None:
+                    self.head = replace(self.head, headers=headers)
+                yield piece
+
+    async def close(self) -> None:
+        """End reading; idempotent."""
 
 
 class ResultReader:
@@ -31,6 +143,7 @@ class ResultReader:
 
     def __init__(self, result: SharedResult, cursor: Cursor) -> None:
         self._result = result
+        self._context = result.context
         self._cursor = cursor
         self._run: Run | None = None  # the run that this reader saw last
         self._attempts_count = result.attempts_count
@@ -66,7 +179,7 @@ class ResultReader:
                 size_bytes = record.size_bytes if record.is_complete else None
                 if size_bytes is not None and cursor.position >= size_bytes:
                     return None
-                blocks = self._result.blocks_of(record)
+                blocks = self._context.storage.blocks_of(record.name, record.run)
                 if (piece := await self._from_disk(blocks, size_bytes=size_bytes)) is not None:
                     self._fruitless_count = 0
                     return piece
@@ -96,7 +209,7 @@ class ResultReader:
         cursor = self._cursor
         piece = run.piece(cursor.position, cursor.end)
         if piece is not None:
-            self._result.count_bytes(len(piece), place="memory")
+            self._count(piece, "memory")
             return piece
         if cursor.position >= run.readable_bytes:
             return None
@@ -124,22 +237,29 @@ class ResultReader:
             self._ahead = None
             piece = await ahead[1]
         elif (
-            piece := self._result.piece_at_once(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
+            piece := self._context.piece_at_once(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
         ) is not None:
-            self._result.count_bytes(len(piece), place="memory")
+            self._count(piece, "memory")
             return piece
-        elif size_bytes is None and not self._result.has_full_block(blocks, cursor.position):
+        elif size_bytes is None and not self._has_full_block(blocks):
             return None
         else:
-            piece = await self._result.read_stored(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
+            piece = await self._context.read_stored(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
         if piece is None:
             return None
-        self._result.count_bytes(len(piece), place="disk")
+        self._count(piece, "disk")
         following = cursor.position + len(piece)
         if size_bytes is not None and following < min(cursor.end, size_bytes):
-            future = self._result.read_stored(blocks, following, cursor.end, size_bytes=size_bytes)
+            future = self._context.read_stored(blocks, following, cursor.end, size_bytes=size_bytes)
             self._ahead = (following, future)
         return piece
+
+    def _has_full_block(self, blocks: RunBlocks) -> bool:
+        storage = self._context.storage
+        return storage.has_block(blocks, self._cursor.position // storage.block_bytes)
+
+    def _count(self, piece: memoryview, place: str) -> None:
+        self._context.metrics.add("penstock_gateway_result_bytes_total", len(piece), place=place)
 
     def close(self) -> None:
         """Drop what is being read ahead; idempotent."""

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from penstock.gateway.results.identity import ResultName
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,18 +22,9 @@ SIZE_BYTES_MAX = 1 << 50
 YEAR_10000_S = 253402300800.0
 HEADERS_OF_GATEWAY = frozenset(
     {
-        *(
-            "accept-ranges",
-            "connection",
-            "content-length",
-            "content-range",
-            "date",
-            "etag",
-            "keep-alive",
-            "last-modified",
-        ),
-        *("location", "proxy-authenticate", "proxy-connection", "server", "set-cookie", "te", "trailer"),
-        *("transfer-encoding", "upgrade", "x-amz-mp-parts-count"),
+        *("accept-ranges", "connection", "content-length", "content-range", "date", "etag", "keep-alive"),
+        *("last-modified", "location", "proxy-authenticate", "proxy-connection", "server", "set-cookie", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "x-amz-mp-parts-count"),
     }
 )
 """Headers, in lower case, that no result has: those of connections, and those that the gateway makes itself."""
@@ -75,6 +68,11 @@ class ResultRecord:
     arguments: Mapping[str, str] = field(default_factory=dict)
     block_bytes: int = 0
     is_complete: bool = False
+
+    @property
+    def name(self) -> ResultName:
+        """How the result is found."""
+        return ResultName(self.scope, self.key, self.etag)
 
     @property
     def blocks_count(self) -> int:
@@ -142,3 +140,8 @@ def _is_valid(record: ResultRecord) -> bool:
         )
         and sum(len(name) + len(value) for name, value in record.headers.items()) <= HEADERS_BYTES_MAX
     )
+
+
+def is_pointer(record: ResultRecord) -> bool:
+    """Whether a record is the pointer to a held result."""
+    return record.run.startswith('"')

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ClosedError
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.results.config import ResultsConfig
-from penstock.gateway.results.context import ResultsContext
+from penstock.gateway.results.context import ResultsConfig, ResultsContext
 from penstock.gateway.results.derived import DerivedProducer, DerivedResults, Kept, was_copied
 from penstock.gateway.results.held import HeldResults
-from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.shared_result import SharedResult
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from penstock.gateway.results.plan import ResultPlan
+    from penstock.gateway.results.identity import ResultName, ResultPlan
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.storage import ResultStorage
     from penstock.store.base import Store
@@ -39,6 +37,9 @@ class Results:
         derived_store: Bucket or prefix in which finished results are kept as well; None for none. It is closed with this
             object.
 
+    Attributes:
+        derived: The results in the bucket; None if there is none.
+
     Cost: at most ``threads_max`` threads; memory up to ``recent_bytes_max`` and ``reading_bytes_max``, and for each run
         ``storing_blocks_max`` blocks.
     """
@@ -55,7 +56,7 @@ class Results:
         self.storage = storage
         metrics = metrics or Metrics()
         self._context = ResultsContext(storage, config=self.config, metrics=metrics)
-        self._derived = DerivedResults(derived_store, metrics=metrics) if derived_store is not None else None
+        self.derived = DerivedResults(derived_store, metrics=metrics) if derived_store is not None else None
         self._uploads: dict[ResultName, asyncio.Task[Kept]] = {}
         self._shared: weakref.WeakValueDictionary[ResultName, SharedResult] = weakref.WeakValueDictionary()
         self._alone: set[SharedResult] = set()  # nobody in this process reads them, but they are being produced
@@ -124,8 +125,8 @@ class Results:
             raise ClosedError("the gateway is ending")
         found = self._shared.get(plan.name)
         if found is None:
-            if self._derived is not None and plan.is_deterministic:
-                plan = replace(plan, produce=DerivedProducer(plan, self._derived))
+            if self.derived is not None and plan.is_deterministic:
+                plan = replace(plan, produce=DerivedProducer(plan, self.derived))
             found = self._shared[plan.name] = SharedResult(plan, context=self._context, keeper=self, record=record)
         return found
 
@@ -163,16 +164,16 @@ class Results:
 
     def completed(self, shared: SharedResult, record: ResultRecord) -> None:
         """Store a result in the bucket of results too, if it did not come from there."""
-        if self._derived is None or not shared.plan.is_deterministic or was_copied(shared.plan):
+        if self.derived is None or not shared.plan.is_deterministic or was_copied(shared.plan):
             return
         if len(self._uploads) >= self.config.uploads_max:
             self._context.metrics.add("penstock_gateway_derived_stores_total", outcome="too-many")
             return
-        self._upload(self._derived, record)
+        self._upload(self.derived, record)
 
     def _upload(self, derived: DerivedResults, record: ResultRecord) -> asyncio.Task[Kept]:
         """Begin to store a result in the bucket of results, unless that has begun."""
-        name = ResultName(record.scope, record.key, record.etag)
+        name = record.name
         found = self._uploads.get(name)
         if found is not None:
             return found
@@ -181,31 +182,14 @@ class Results:
         upload.add_done_callback(lambda _: self._uploads.pop(name, None))
         return upload
 
-    async def has_derived(self, name: ResultName) -> bool:
-        """Whether the bucket of results has a result. Cost: one request."""
-        return self._derived is not None and await self._derived.find(name) is not None
-
     async def ensure_derived(self, record: ResultRecord) -> Kept:
         """Store a complete result in the bucket of results unless it is there, and return the outcome."""
-        return Kept("failed") if self._derived is None else await self._upload(self._derived, record)
-
-    async def check_derived(self) -> None:
-        """Make sure that the bucket of results, if there is one, answers.
-
-        Raises:
-            PenstockError: It does not exist, or refuses to be listed.
-        """
-        if self._derived is not None:
-            await self._derived.check()
+        return Kept("failed") if self.derived is None else await self._upload(self.derived, record)
 
     async def wait_uploads(self) -> None:
         """Wait until the bucket of results has everything that was produced so far."""
         while self._uploads:
             await asyncio.wait(list(self._uploads.values()))
-
-    def lost_for_ever(self, name: ResultName) -> None:
-        """Note that a result of a transform that is not deterministic is lost."""
-        self.held.drop(name)
 
     def left(self, shared: SharedResult) -> None:
         """Decide what happens to a result that a reader has left: its run goes on alone, or is cancelled."""
@@ -241,10 +225,10 @@ class Results:
         if not self._is_shut:
             self._is_shut = True
             await self.held.close()
-            if self._derived is not None:
+            if self.derived is not None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.config.upload_drain_s_max):
                         await self.wait_uploads()
-                await self._derived.close()
+                await self.derived.close()
         self._unkept.clear()
         await self._context.close()

@@ -21,7 +21,7 @@ import secrets
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock.checksums.combining import combined_crc
 from penstock.checksums.crc32c import crc32c
@@ -31,16 +31,10 @@ from penstock.gateway.results.record import DEFAULT_TYPE, HEADERS_BYTES_MAX, Res
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Executor
 
-    from penstock.gateway.results.config import ResultsConfig
-    from penstock.gateway.results.cursor import Cursor
-    from penstock.gateway.results.memory import BlockPool, RecentBlocks
-    from penstock.gateway.results.plan import ResultPlan
-    from penstock.gateway.results.storage import ResultStorage
+    from penstock.gateway.results.context import ResultsContext
+    from penstock.gateway.results.identity import ResultPlan
     from penstock.types import Buffer
-
-T = TypeVar("T")
 
 log = logging.getLogger("penstock.gateway")
 
@@ -53,16 +47,38 @@ STOPPED = (AbandonedError, asyncio.CancelledError)
 """Errors after which the next reader starts another run, because neither the source nor the transform is at fault."""
 
 
+class Cursor:
+    """The position of one reader in a run.
+
+    Attributes:
+        position: Next byte that the reader needs.
+        end: End of its range.
+        moved_s: When it last took a piece, on the monotonic clock, in seconds.
+    """
+
+    __slots__ = ("end", "moved_s", "position")
+
+    def __init__(self, position: int, end: int) -> None:
+        self.position = position
+        self.end = end
+        self.moved_s = time.monotonic()
+
+    def move(self, length_bytes: int) -> None:
+        """Note that the reader took a piece."""
+        self.position += length_bytes
+        self.moved_s = time.monotonic()
+
+    def needs(self, start: int, end: int) -> bool:
+        """Whether the reader has still to take some of these bytes."""
+        return self.position < min(end, self.end) and start < self.end
+
+
 class Run:
     """One run of what produces a result.
 
     Args:
         plan: Describes the result, and how it is produced.
-        storage: Keeps the blocks.
-        executor: Threads that store blocks.
-        pool: Memory for blocks.
-        recent: Blocks that were produced last.
-        config: The limits.
+        context: The parts that the results of the process share.
         cursors: The readers of the result; the set changes as they come and go.
         is_size_wanted: Whether anybody waits for the size, so that the result is produced even if nobody takes its bytes.
         stores: Whether to store blocks; False paces the run from its first block.
@@ -81,19 +97,15 @@ class Run:
     def __init__(
         self,
         plan: ResultPlan,
+        context: ResultsContext,
         *,
-        storage: ResultStorage,
-        executor: Executor,
-        pool: BlockPool,
-        recent: RecentBlocks,
-        config: ResultsConfig,
         cursors: set[Cursor],
         is_size_wanted: Callable[[], bool],
         stores: bool,
     ) -> None:
         self.plan = plan
         self.token = secrets.token_hex(8)
-        self.blocks = storage.blocks_of(plan.name, self.token)
+        self.blocks = context.storage.blocks_of(plan.name, self.token)
         self.headers: Mapping[str, str] = {"Content-Type": DEFAULT_TYPE}
         self.announced_bytes = plan.size_bytes
         self.produced_bytes = 0
@@ -104,12 +116,10 @@ class Run:
         self.cursors = cursors
         self._is_size_wanted = is_size_wanted
         self._left_behind: set[Cursor] = set()
-        self._storage = storage
-        self._executor = executor
-        self._pool = pool
-        self._recent = recent
-        self._config = config
-        self._block_bytes = pool.block_bytes
+        self._context = context
+        self._storage = context.storage
+        self._config = context.config
+        self._block_bytes = context.storage.block_bytes
         self._tail: memoryview | None = None
         self._held: dict[int, memoryview] = {}  # full blocks that are being stored, or that readers of a paced run need
         self._storing: dict[int, asyncio.Future[tuple[int, bool]]] = {}
@@ -186,7 +196,7 @@ class Run:
             await asyncio.sleep(0)  # the callbacks of the futures
         record = self.record(is_complete=True)
         if self.is_kept and not self._is_whole:
-            self.is_kept = await self._on_thread(self._storage.put_record, record)
+            self.is_kept = await self._context.on_thread(self._storage.put_record, record)
         if not self.is_kept:
             await self._remove_blocks()
         return record
@@ -217,22 +227,19 @@ class Run:
         self.error = error
         self._tail = None
         self._held.clear()
-        self._recent.drop_run(self.blocks.digest)
+        self._context.recent.drop_run(self.blocks.digest)
         self.wake()
         if self._storing:
             await asyncio.wait(list(self._storing.values()))
         if self._is_recorded or self.produced_bytes >= self._block_bytes:
-            await self._on_thread(self._storage.remove, self.record(is_complete=False))
+            await self._context.on_thread(self._storage.remove, self.record(is_complete=False))
 
     async def _remove_blocks(self) -> None:
         stored_count = -(-self.produced_bytes // self._block_bytes)
         if self._is_recorded:
-            await self._on_thread(self._storage.remove, self.record(is_complete=False))
+            await self._context.on_thread(self._storage.remove, self.record(is_complete=False))
         else:
-            await self._on_thread(self._storage.remove_blocks, self.blocks, stored_count)
-
-    def _on_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+            await self._context.on_thread(self._storage.remove_blocks, self.blocks, stored_count)
 
     # ── what the writer calls ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,7 +267,7 @@ class Run:
     def buffer(self) -> memoryview:
         """Return the free part of the tail."""
         if self._tail is None:
-            self._tail = self._pool.take()
+            self._tail = self._context.pool.take()
         return self._tail[self.produced_bytes % self._block_bytes :]
 
     def filled(self, length_bytes: int) -> bool:
@@ -310,7 +317,7 @@ class Run:
         """Store an incomplete record, by which other processes find the run."""
         if self.is_kept:
             self._is_recorded = True
-            await self._on_thread(self._storage.put_record, self.record(is_complete=False))
+            await self._context.on_thread(self._storage.put_record, self.record(is_complete=False))
 
     async def _wait_for_readers(self) -> None:
         """Wait until the readers of a paced run have taken all but a few blocks. The transform's clock stands still."""
@@ -356,7 +363,7 @@ class Run:
     def _store_by(self, index: int, block: memoryview, put: Callable[[], tuple[int, bool]]) -> None:
         """Have a thread store a block, and hold it until then."""
         self._held[index] = block
-        future = self._on_thread(put)
+        future = self._context.on_thread(put)
         self._storing[index] = future
         future.add_done_callback(lambda done: self._stored(index, block, done))
 
@@ -376,7 +383,7 @@ class Run:
         crc, stored = done.result()
         self._join(index, crc, len(block))
         if self.error is None:
-            self._recent.put(self.blocks.digest, index, block.toreadonly())
+            self._context.recent.put(self.blocks.digest, index, block.toreadonly())
         if not stored:
             self.stop_keeping()
         if self.is_kept:
@@ -424,7 +431,7 @@ class Run:
         if block is None and index == self.produced_bytes // self._block_bytes:
             block = self._tail
         if block is None:
-            block = self._recent.get(self.blocks.digest, index)
+            block = self._context.recent.get(self.blocks.digest, index)
         return block[start : min(readable, self._block_bytes)].toreadonly() if block is not None else None
 
     def moved(self) -> None:

@@ -7,25 +7,22 @@ import logging
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.cursor import Cursor
 from penstock.gateway.results.derived import was_copied
 from penstock.gateway.results.reader import ResultReader
-from penstock.gateway.results.run import AbandonedError, as_refusal
+from penstock.gateway.results.run import AbandonedError, Cursor, Run, as_refusal
 from penstock.redaction import public_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import AsyncGenerator
 
     from penstock.gateway.results.context import ResultsContext
-    from penstock.gateway.results.identity import ResultName
-    from penstock.gateway.results.plan import ResultPlan
+    from penstock.gateway.results.identity import ResultPlan
     from penstock.gateway.results.record import ResultRecord
-    from penstock.gateway.results.run import Run
-    from penstock.gateway.results.storage import RunBlocks
+    from penstock.gateway.results.results import Results
     from penstock.types import ByteRange
 
 log = logging.getLogger("penstock.gateway")
@@ -35,25 +32,6 @@ _POLL_S_MAX = 0.05
 """Time between two looks at another process's run."""
 
 _UNBOUNDED = 1 << 62
-
-
-class ResultKeeper(Protocol):
-    """The part of ``Results`` that a single result calls."""
-
-    def start(self, shared: SharedResult, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Start the task that produces a result."""
-
-    def left(self, shared: SharedResult) -> None:
-        """Decide what happens to a result that a reader has left."""
-
-    def remember_unkept(self, shared: SharedResult) -> None:
-        """Remember a result that could not be stored, for as long as its blocks are in memory."""
-
-    def completed(self, shared: SharedResult, record: ResultRecord) -> None:
-        """Note that a result was produced and is kept."""
-
-    def lost_for_ever(self, name: ResultName) -> None:
-        """Note that a result of a transform that is not deterministic is lost."""
 
 
 class SharedResult:
@@ -70,6 +48,7 @@ class SharedResult:
         is_storable: Whether to store it at all.
 
     Attributes:
+        context: The parts that the results of this process share.
         record: The record of the result: complete, or of a run in another process; None if neither is known.
         run: The run in this process, as long as it goes on or its readers need its memory.
         cursors: The readers in this process.
@@ -80,7 +59,7 @@ class SharedResult:
         plan: ResultPlan,
         *,
         context: ResultsContext,
-        keeper: ResultKeeper,
+        keeper: Results,
         record: ResultRecord | None,
         is_storable: bool = True,
     ) -> None:
@@ -89,7 +68,7 @@ class SharedResult:
         self.run: Run | None = None
         self.cursors: set[Cursor] = set()
         self._attempts_count = 0
-        self._context = context
+        self.context = context
         self._keeper = keeper
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None  # of the last attempt
@@ -184,9 +163,9 @@ class SharedResult:
         cursor = Cursor(*(span if span is not None else (0, _UNBOUNDED)))
         reader = ResultReader(self, cursor)
         self.cursors.add(cursor)
-        self._context.count_reader(1)
+        self.context.count_reader(1)
         if self.record is not None:
-            self._context.touch(self.plan.name)
+            self.context.touch(self.plan.name)
         try:
             while (piece := await reader.next_piece()) is not None:
                 yield piece
@@ -199,31 +178,8 @@ class SharedResult:
             self.cursors.discard(cursor)
             if self.run is not None:
                 self.run.moved()
-            self._context.count_reader(-1)
+            self.context.count_reader(-1)
             self._keeper.left(self)
-
-    def read_stored(
-        self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None
-    ) -> asyncio.Future[memoryview | None]:
-        """Read a piece of a stored block; see ``ResultsContext.read_stored``."""
-        return self._context.read_stored(blocks, position, end, size_bytes=size_bytes)
-
-    def has_full_block(self, blocks: RunBlocks, position: int) -> bool:
-        """Whether the block around a position is stored, and is a full one."""
-        storage = self._context.storage
-        return storage.has_block(blocks, position // storage.block_bytes)
-
-    def piece_at_once(self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None) -> memoryview | None:
-        """Return bytes that are in memory; see ``ResultsContext.piece_at_once``."""
-        return self._context.piece_at_once(blocks, position, end, size_bytes=size_bytes)
-
-    def blocks_of(self, record: ResultRecord) -> RunBlocks:
-        """Return the identity of the blocks of a run."""
-        return self._context.storage.blocks_of(self.plan.name, record.run)
-
-    def count_bytes(self, size_bytes: int, *, place: str) -> None:
-        """Count bytes that were read from the memory or the disk."""
-        self._context.metrics.add("penstock_gateway_result_bytes_total", size_bytes, place=place)
 
     async def wait(self, run: Run | None) -> None:
         """Wait until the run, or if there is none the result, has made progress."""
@@ -249,7 +205,7 @@ class SharedResult:
         if self.record is record:
             self.record = None
             self._runs_count += 1
-            self._context.forget(record)
+            self.context.forget(record)
 
     def block_gone(self, run: Run) -> None:
         """Note that a block of a run was evicted before its reader got it: more blocks would only evict each other."""
@@ -270,7 +226,7 @@ class SharedResult:
             attempts_count: Attempts that had ended when the caller came. If a later one has failed, its error is raised.
         """
         if self._task is not None:
-            self._context.count_shared(self.plan)
+            self.context.count_shared(self.plan)
             return
         if self._failure is not None and self._attempts_count > attempts_count:
             raise as_refusal(self._failure, what=f"transform {self.plan.transform}")
@@ -295,7 +251,7 @@ class SharedResult:
                 try:
                     await self._produce()
                 finally:
-                    self._context.storage.release_lease(self.plan.name)
+                    self.context.storage.release_lease(self.plan.name)
         except asyncio.CancelledError:
             raise
         except AbandonedError:
@@ -303,7 +259,7 @@ class SharedResult:
         except Exception as error:
             failure = error
             if not self.plan.is_deterministic:
-                self._keeper.lost_for_ever(self.plan.name)
+                self._keeper.held.drop(self.plan.name)
             is_known = isinstance(error, (S3Error, PenstockError))
             log.warning(
                 "The result of %s for %r failed: %s",
@@ -320,7 +276,7 @@ class SharedResult:
 
     async def _take_lease(self) -> bool:
         """Wait for the right to produce the result; False if it turns out to be complete."""
-        storage, name = self._context.storage, self.plan.name
+        storage, name = self.context.storage, self.plan.name
         pause_s = _POLL_S_MIN
         while True:
             is_taken = storage.try_lease(name)
@@ -349,19 +305,20 @@ class SharedResult:
         """
         self.record = None
         if record is not None:
-            await self._context.on_thread(self._context.storage.remove, record)
+            await self.context.on_thread(self.context.storage.remove, record)
         if not self.plan.is_deterministic and (record is not None or self._runs_count):
             raise S3Error("InternalError", "This result is lost; read the object again.", status=500)
 
     def _complete(self, record: ResultRecord) -> None:
         self.record = record
-        self._context.remember(record)
+        self.context.remember(record)
 
     async def _produce(self) -> None:
-        async with nullcontext() if self.plan.waits_for_results else self._context.turn():
+        async with nullcontext() if self.plan.waits_for_results else self.context.turn():
             self._runs_count += 1
-            run = self.run = self._context.new_run(
+            run = self.run = Run(
                 self.plan,
+                self.context,
                 cursors=self.cursors,
                 is_size_wanted=lambda: self._size_waiters_count > 0,
                 stores=self._is_storable,
@@ -378,7 +335,7 @@ class SharedResult:
                 self.run = None
                 raise
             finally:
-                self._context.count_run(run, outcome=outcome, seconds=time.monotonic() - began_s)
+                self._count_run(run, outcome, time.monotonic() - began_s)
             if run.is_kept:
                 self._complete(record)
                 self.run = None
@@ -388,3 +345,9 @@ class SharedResult:
                 self._keeper.remember_unkept(self)
             if self.plan.is_deterministic and self.plan.size_bytes is None:
                 self.plan = replace(self.plan, size_bytes=record.size_bytes)
+
+    def _count_run(self, run: Run, outcome: str, seconds: float) -> None:
+        name, add = self.plan.access_point, self.context.metrics.add
+        add("penstock_gateway_result_runs_total", access_point=name, outcome=outcome)
+        add("penstock_gateway_result_run_seconds_total", seconds, access_point=name)
+        add("penstock_gateway_result_produced_bytes_total", run.produced_bytes, access_point=name)

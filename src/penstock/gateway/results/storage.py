@@ -10,16 +10,17 @@ of a pool.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache.directory import BlockRead, CacheDirectory, NewEntry
+from penstock.cache.config import CacheConfig
+from penstock.cache.directory import BlockRead, CacheDirectory, NewEntry, folders
 from penstock.cache.entry import (
     BLOCK,
     RESULT,
+    SUFFIXES,
     CorruptEntryError,
     block_name,
     check_data,
@@ -29,17 +30,18 @@ from penstock.cache.entry import (
     header_bytes_of,
 )
 from penstock.cache.eviction import Evictor
+from penstock.cache.maintenance import open_directory
 from penstock.cache.statistics import Counts
 from penstock.checksums.crc32c import crc32c
 from penstock.gateway.results.identity import ResultName, record_entry
-from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
+from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record, is_pointer
 from penstock.memory.buffers import small_buffer
 from penstock.system.private import is_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.cache.config import CacheConfig
+    from penstock.cache.entry import EntryName
 
 _GAP_COUNT_MAX = 64
 """Blocks are stored by a few threads, so a killed run leaves gaps of a few blocks at its end, but none as long as this."""
@@ -47,6 +49,7 @@ _GAP_COUNT_MAX = 64
 _LEASE_DIGITS = 15
 _TOUCH_S = 600.0
 _MARKED_COUNT_MAX = 16_384
+_LIMITLESS_BYTES = 1 << 62
 
 
 class RunBlocks(NamedTuple):
@@ -56,25 +59,38 @@ class RunBlocks(NamedTuple):
     digest: str
 
 
-class ResultStorage(Protocol):
-    """Keeps the blocks and records of results.
+class ResultStorage:
+    """Where the blocks and records of results are kept.
+
+    This class keeps nothing: results are shared only while they are produced or in the memory of recent blocks.
+
+    Args:
+        block_bytes: Size of a full block.
+        namespace: ``CacheConfig.namespace`` of the entries.
 
     Attributes:
         block_bytes: Size of a full block.
         result_bytes_max: Size in bytes from which a result is not kept, because it would evict its own blocks.
     """
 
-    block_bytes: int
-    result_bytes_max: int
+    result_bytes_max = 0
+
+    def __init__(self, block_bytes: int, *, namespace: str = "") -> None:
+        self.block_bytes = block_bytes
+        self._namespace = namespace
 
     def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
         """Return the identity of the blocks of a run."""
+        identity = name.blocks_identity(self._namespace, run, self.block_bytes)
+        return RunBlocks(identity, digest_of(identity))
 
     def find(self, name: ResultName) -> ResultRecord | None:
         """Return the record of a result, complete or not. Cost: one system call if there is none, four if there is one."""
+        return None
 
     def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
-        """Store a block, and return its CRC-32C and whether it was stored."""
+        """Store a block, and return its CRC-32C and whether it was stored. Cost: as ``CacheDirectory.write``."""
+        return crc32c(data), False
 
     def put_result(
         self, blocks: RunBlocks, data: memoryview, record_of: Callable[[int], ResultRecord]
@@ -86,36 +102,43 @@ class ResultStorage(Protocol):
             data: The result.
             record_of: Returns the record for a CRC-32C.
         """
+        return crc32c(data), False
 
     def put_record(self, record: ResultRecord) -> bool:
         """Store a record in place of an earlier one, and return whether it was stored."""
+        return False
 
     def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
         """Fill `view` from a block, beginning with its byte `start`; False if the block is missing or corrupt."""
+        return False
 
     def read_at_once(self, blocks: RunBlocks, size_bytes: int) -> memoryview | None:
         """Return a result of one block, verified, if the page cache has it; else None.
 
         Cost: four system calls, none of which waits for the disk if the file's name was looked up before.
         """
+        return None
 
     def has_block(self, blocks: RunBlocks, index: int) -> bool:
         """Whether a full block is stored; the last block of a result may be shorter. Cost: one system call."""
+        return False
 
     def remove(self, record: ResultRecord) -> None:
         """Remove a result: its record, if that is still the same, and its blocks."""
 
     def remove_blocks(self, blocks: RunBlocks, count: int | None) -> None:
-        """Remove the blocks of a run; without a count, as many as there are."""
+        """Remove the blocks of a run; without a count, as many as there are. Cost: two system calls for each block."""
 
-    def mark_used(self, name: ResultName) -> bool:
-        """Mark a result as used now, and return whether its record exists. Cost: one system call."""
+    def mark_used(self, name: ResultName) -> None:
+        """Mark a result as used now. Cost: one system call."""
 
     def unused_s(self, name: ResultName) -> float | None:
         """Return the time since a result was last used, in seconds; None if there is no record. Cost: one system call."""
+        return None
 
     def try_lease(self, name: ResultName) -> bool:
         """Take the right to produce a result; False if another process of the node has it."""
+        return True
 
     def release_lease(self, name: ResultName) -> None:
         """Give the right back."""
@@ -124,7 +147,7 @@ class ResultStorage(Protocol):
         """Release what the storage holds; idempotent."""
 
 
-class DirectoryStorage:
+class DirectoryStorage(ResultStorage):
     """Keeps results as entries of a cache directory.
 
     Args:
@@ -133,16 +156,10 @@ class DirectoryStorage:
     """
 
     def __init__(self, directory: CacheDirectory, config: CacheConfig) -> None:
+        super().__init__(config.block_bytes, namespace=config.namespace)
         self.directory = directory
-        self.block_bytes = config.block_bytes
         self.result_bytes_max = config.bytes_max // 2
-        self._namespace = config.namespace
         self._marked_s: dict[str, float] = {}  # when blocks that were read at once were last marked as used
-
-    def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
-        """Return the identity of the blocks of a run."""
-        identity = name.blocks_identity(self._namespace, run, self.block_bytes)
-        return RunBlocks(identity, digest_of(identity))
 
     def find(self, name: ResultName) -> ResultRecord | None:
         """Return the record of a result, complete or not."""
@@ -180,7 +197,7 @@ class DirectoryStorage:
 
     def _record_entry(self, record: ResultRecord) -> NewEntry:
         """Return the entry of a record, and remove an earlier one."""
-        identity = ResultName(record.scope, record.key, record.etag).record_identity(self._namespace)
+        identity = record.name.record_identity(self._namespace)
         name = record_entry(identity)[0]
         data = record.encode()
         self.directory.remove(name)  # this subtracts it from the number of its folder
@@ -233,7 +250,7 @@ class DirectoryStorage:
 
     def remove(self, record: ResultRecord) -> None:
         """Remove a result: its record, if that is still the same, and its blocks."""
-        name = ResultName(record.scope, record.key, record.etag)
+        name = record.name
         current = self.find(name)
         if current is not None and current.run == record.run:
             self.directory.remove(record_entry(name.record_identity(self._namespace))[0])
@@ -247,13 +264,12 @@ class DirectoryStorage:
             missing_count = 0 if existed else missing_count + 1
             index += 1
 
-    def mark_used(self, name: ResultName) -> bool:
-        """Mark a result as used now, and return whether its record exists."""
-        try:
+    def mark_used(self, name: ResultName) -> None:
+        """Mark a result as used now."""
+        with suppress(
+            OSError
+        ):  # it is gone or read-only, or another user's: other processes then maintain the order of use
             os.utime(self._record_path(name), follow_symlinks=False)
-        except OSError as error:  # read-only, or another user's file: other processes then maintain the order of use
-            return error.errno not in (errno.ENOENT, errno.ENOTDIR)
-        return True
 
     def unused_s(self, name: ResultName) -> float | None:
         """Return the time since a result was last used, in seconds; None if there is no record."""
@@ -281,78 +297,6 @@ class DirectoryStorage:
         self.directory.close()
 
 
-class NoStorage:
-    """Keeps nothing: results are shared only while they are produced or in the memory of recent blocks.
-
-    Args:
-        block_bytes: Size of a block in memory.
-    """
-
-    result_bytes_max = 0
-
-    def __init__(self, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
-
-    def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
-        """Return the identity of the blocks of a run."""
-        identity = name.blocks_identity("", run, self.block_bytes)
-        return RunBlocks(identity, digest_of(identity))
-
-    def find(self, name: ResultName) -> ResultRecord | None:
-        """Return None, because nothing is kept."""
-        return None
-
-    def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
-        """Return the block's CRC-32C, and that it was not stored."""
-        return crc32c(data), False
-
-    def put_result(
-        self, blocks: RunBlocks, data: memoryview, record_of: Callable[[int], ResultRecord]
-    ) -> tuple[int, bool]:
-        """Return the result's CRC-32C, and that it was not stored."""
-        return crc32c(data), False
-
-    def put_record(self, record: ResultRecord) -> bool:
-        """Return that the record was not stored."""
-        return False
-
-    def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
-        """Return that there is no such block."""
-        return False
-
-    def read_at_once(self, blocks: RunBlocks, size_bytes: int) -> memoryview | None:
-        """Return that there is no such block."""
-        return None
-
-    def has_block(self, blocks: RunBlocks, index: int) -> bool:
-        """Return that there is no such block."""
-        return False
-
-    def remove(self, record: ResultRecord) -> None:
-        """Do nothing."""
-
-    def remove_blocks(self, blocks: RunBlocks, count: int | None) -> None:
-        """Do nothing."""
-
-    def mark_used(self, name: ResultName) -> bool:
-        """Return that there is no such record."""
-        return False
-
-    def unused_s(self, name: ResultName) -> float | None:
-        """Return that there is no such record."""
-        return None
-
-    def try_lease(self, name: ResultName) -> bool:
-        """Return True, because no other process shares anything."""
-        return True
-
-    def release_lease(self, name: ResultName) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def open_storage(config: CacheConfig | None, *, block_bytes: int = 1 << 20) -> ResultStorage:
     """Return storage in the directory of a cache, which is created if necessary; without a configuration, none.
 
@@ -364,9 +308,99 @@ def open_storage(config: CacheConfig | None, *, block_bytes: int = 1 << 20) -> R
         ConfigError: Other users could have put files into the directory.
     """
     if config is None:
-        return NoStorage(block_bytes)
+        return ResultStorage(block_bytes)
     counts = Counts()
     directory = CacheDirectory(config, counts)
     directory.reserve = Evictor(directory, config, counts).reserve
     directory.prepare()
     return DirectoryStorage(directory, config)
+
+
+# ── for those who look after a directory ─────────────────────────────────────────────────────────────────────────────
+
+
+class KeptResult(NamedTuple):
+    """A result in a cache directory, or in the bucket of results.
+
+    Attributes:
+        record: Record of the result, whose size is None if it was never completed and not announced.
+        used_s: Time of its last use in the cache, known to 10 minutes, or when it was stored in the bucket, in seconds since
+            1970.
+        namespace: ``CacheConfig.namespace`` of its entries.
+    """
+
+    record: ResultRecord
+    used_s: float
+    namespace: str = ""
+
+    @property
+    def unused_s(self) -> float:
+        """Time since then, in seconds."""
+        return max(0.0, time.time() - self.used_s)
+
+
+def iter_kept(path: str | os.PathLike[str]) -> Iterator[KeptResult]:
+    """Iterate over the results that a cache directory keeps, complete or not, in no order.
+
+    Args:
+        path: The cache directory.
+
+    Raises:
+        ConfigError: `path` is not a cache directory.
+
+    Cost: one scan of the directory, and four system calls for each result.
+    """
+    return _iter_kept(open_directory(path))
+
+
+def _iter_kept(directory: CacheDirectory) -> Iterator[KeptResult]:
+    try:
+        for folder in folders():
+            for used_s, _, name in directory.scan(folder):
+                found = _kept(directory, name, used_s)
+                if found is not None:
+                    yield found
+    finally:
+        directory.close()
+
+
+def _kept(directory: CacheDirectory, name: EntryName, used_s: float) -> KeptResult | None:
+    if not name.file.endswith(f".{SUFFIXES[RESULT]}"):
+        return None
+    found = directory.read_entry(name)
+    if found is None or found[0].kind != RESULT:
+        return None
+    try:
+        record = decode_record(found[1])
+    except BadRecordError:
+        return None
+    if is_pointer(record):
+        return None
+    return KeptResult(record, used_s, found[0].identity.partition(b"\0")[0].decode())
+
+
+def remove_kept(path: str | os.PathLike[str], results: Iterable[KeptResult]) -> int:
+    """Remove results with their blocks.
+
+    Args:
+        path: The cache directory.
+        results: Results that ``iter_kept`` returned.
+
+    Returns:
+        The number of bytes of the results that were removed, as far as their sizes are known.
+
+    Raises:
+        ConfigError: `path` is not a cache directory.
+
+    Cost: two system calls for each block.
+    """
+    directory = open_directory(path)
+    removed_bytes = 0
+    try:
+        for each in results:
+            config = CacheConfig(path, _LIMITLESS_BYTES, block_bytes=each.record.block_bytes, namespace=each.namespace)
+            DirectoryStorage(directory, config).remove(each.record)
+            removed_bytes += each.record.size_bytes or 0
+    finally:
+        directory.close()
+    return removed_bytes

@@ -17,7 +17,6 @@ from gateway_support.results import (
     swap_case,
 )
 from penstock.errors import ConfigError, ObjectMissingError
-from penstock.gateway.buckets.listed_sizes import ProducedSizes
 from penstock.gateway.buckets.sources import KeyRenaming
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.objects import S3Error
@@ -130,7 +129,7 @@ def test_a_page_ends_before_the_first_result_that_is_not_ready(tmp_path: Path) -
         results = open_results(tmp_path)
         transform = FunctionTransform(slow)
         point = point_of(transform, results, dict(OBJECTS))
-        point._sizes = ProducedSizes(time_s_max=0.01)
+        point._listing_s_max = 0.01
         objects, _, pages_count = await _pages(point, ListPage())
         assert objects == [(key, 2 * len(data)) for key, data in sorted(OBJECTS.items())]
         assert pages_count > 1

@@ -14,8 +14,8 @@ from gateway_support.results import BLOCK_BYTES, FunctionTransform, Gate, get, o
 from penstock.checksums.combining import combined_crc
 from penstock.checksums.crc32c import crc32c
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.config import ResultsConfig
-from penstock.gateway.results.kept import iter_kept
+from penstock.gateway.results.context import ResultsConfig
+from penstock.gateway.results.storage import iter_kept
 from penstock.types import ByteRange
 
 SIZE_BYTES = 9 * BLOCK_BYTES + 77

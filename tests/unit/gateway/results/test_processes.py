@@ -21,7 +21,7 @@ from gateway_support.results import (
     swap_case,
 )
 from penstock.errors import ConfigError
-from penstock.gateway.results.kept import iter_kept, remove_kept
+from penstock.gateway.results.storage import iter_kept, remove_kept
 
 SCENARIO = Path(__file__).parent / "producer_scenario.py"
 

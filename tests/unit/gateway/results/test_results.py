@@ -22,7 +22,7 @@ from gateway_support.results import (
 )
 from penstock.errors import ObjectChangedError
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.config import ResultsConfig
+from penstock.gateway.results.context import ResultsConfig
 from penstock.types import ByteRange
 
 TEXT = random.Random(1).randbytes(5 * BLOCK_BYTES + 1234)

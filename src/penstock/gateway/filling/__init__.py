@@ -1,1 +1,0 @@
-"""Making results ahead: ``penstock gateway fill``."""
