@@ -81,7 +81,7 @@ class TestGatewayOfS3(StoreContract):
         table, front = growing
         upstream = connect_s3(f"s3://{bucket}")
         name = f"p{uuid.uuid4().hex}"
-        table.buckets[name] = UpstreamBucket(name, upstream, operations=operations_for(name, upstream))
+        table.buckets[name] = UpstreamBucket(name, upstream, operations=operations_for(upstream))
         credentials = ps.Credentials(access_key="test", secret_key="test-secret")
         with ps.connect(f"s3://{name}", endpoint_url=front.url, credentials=credentials) as store:
             yield store

@@ -8,13 +8,19 @@ bucket returns. Buckets (``buckets/``) know nothing of HTTP connections. Transfo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from penstock.types import Buffer, ByteRange, ListPage, ObjectInfo, Page
+
+
+_ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accesspoint[/:]([^/]+)/object/(.+)", re.DOTALL)
+_BAD_SOURCE = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
 
 
 class S3Error(Exception):
@@ -43,6 +49,30 @@ class S3Error(Exception):
         self.status = status
         self.headers = dict(headers or {})
         self.details = dict(details or {})
+
+
+def invalid_argument(name: str, message: str, value: str = "") -> S3Error:
+    """Return the error of an argument that is not valid."""
+    details = {"ArgumentName": name, "ArgumentValue": value[:1024]}
+    return S3Error("InvalidArgument", message, status=400, details=details)
+
+
+def not_implemented(what: str) -> S3Error:
+    """Return the error of something that this gateway does not do."""
+    message = f"A header or operation you provided implies functionality that is not implemented: {what}."
+    return S3Error("NotImplemented", message, status=501)
+
+
+def version_missing(version: str) -> S3Error:
+    """Return the error of a version that does not exist; only ``null`` does."""
+    return S3Error(
+        "NoSuchVersion", "The specified version does not exist.", status=404, details={"VersionId": version[:1024]}
+    )
+
+
+def access_denied(message: str = "Access Denied") -> S3Error:
+    """Return the error of a caller who may not do this."""
+    return S3Error("AccessDenied", message, status=403)
 
 
 SUB_RESOURCES = frozenset(
@@ -123,6 +153,41 @@ class GatewayRequest:
     url: str
     remote: str
     request_id: str
+
+
+class CopySource(NamedTuple):
+    """The object that ``x-amz-copy-source`` names.
+
+    Attributes:
+        bucket: Name of a bucket or access point.
+        key: Key in it.
+    """
+
+    bucket: str
+    key: str
+
+
+def copy_source(headers: Mapping[str, str]) -> CopySource:
+    """Return the source of a copy.
+
+    The front, which checks whether the caller may use the source's bucket, and the buckets, which read it, both ask here. If
+    each had its own reading of the header, a caller could name one bucket to the first and another one to the second.
+
+    Raises:
+        S3Error: The header names no object, or a version other than the current one.
+    """
+    text, mark, version = headers["x-amz-copy-source"].partition("?versionId=")
+    if mark and version not in ("", "null"):
+        raise version_missing(version)
+    try:
+        text = unquote(text, errors="strict").removeprefix("/")
+    except UnicodeDecodeError as error:
+        raise invalid_argument("x-amz-copy-source", _BAD_SOURCE) from error
+    point = _ACCESS_POINT.fullmatch(text)
+    bucket, _, key = (point[1], "/", point[2]) if point else text.partition("/")
+    if not bucket or not key:
+        raise invalid_argument("x-amz-copy-source", _BAD_SOURCE)
+    return CopySource(bucket, key)
 
 
 class RequestHead(NamedTuple):

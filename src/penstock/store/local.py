@@ -59,6 +59,7 @@ SEGMENT_BYTES_MAX = 255
 STEP_BYTES = 8 << 20
 """Bytes, read or written in a few milliseconds, after which a transfer checks whether it was cancelled."""
 
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 _RENAMES_MAX = 16  # attempts to make a directory that a concurrent delete keeps removing
 _CAN_LINK = Path("/proc/self/fd").is_dir()  # by which a file without a name gets one
 _NO_UNNAMED = frozenset(
@@ -206,7 +207,7 @@ class LocalStore(ThreadedStore):
         except BaseException:
             with suppress(FileNotFoundError):
                 path.unlink()
-            self._prune(path.parent)
+            prune(path.parent, below=self.root)
             raise
         finally:
             os.close(fd)
@@ -244,17 +245,8 @@ class LocalStore(ThreadedStore):
 
     def _put(self, operation: Put) -> ObjectInfo:
         with self._staged(operation.key) as (fd, path):
-            _write_all(fd, memoryview(operation.body).cast("B"))
+            write_all(fd, memoryview(operation.body).cast("B"))
             return self._commit(operation.key, fd, path, if_absent=operation.if_absent)
-
-    def _prune(self, folder: Path) -> None:
-        """Remove `folder` and then its parents, until one is not empty, but never the root."""
-        while folder != self.root and self.root in folder.parents:
-            try:
-                folder.rmdir()
-            except OSError:  # not empty, or it may not be removed
-                return
-            folder = folder.parent
 
     def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         failed: dict[Key, str] = {}
@@ -269,7 +261,7 @@ class LocalStore(ThreadedStore):
                 if not path.is_dir():  # a directory is not an object, so there is nothing to delete
                     failed[key] = error.strerror or str(error)
                 continue
-            self._prune(path.parent)
+            prune(path.parent, below=self.root)
         return failed
 
     def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
@@ -277,7 +269,7 @@ class LocalStore(ThreadedStore):
             self._opened(operation.source, operation.if_match) as (source, info),
             self._staged(operation.target) as (fd, path),
         ):
-            _copy_range(source, ByteRange(0, info.size_bytes), fd, job)
+            copy_range(source, ByteRange(0, info.size_bytes), fd, check=job.check)
             return self._commit(operation.target, fd, path, if_absent=False)
 
     # ── multipart: one file that no name shows, to which parts are appended as they come ────────────────────────────
@@ -305,11 +297,11 @@ class LocalStore(ThreadedStore):
                 if operation.span.end > info.size_bytes:
                     raise SpanError(f"the range ends at byte {operation.span.end} of {info.size_bytes}", status=416)
                 with upload.appended(operation.part_number, operation.span.length_bytes) as (fd, part):
-                    _copy_range(source, operation.span, fd, job)
+                    copy_range(source, operation.span, fd, check=job.check)
             return part
         body = memoryview(operation.body).cast("B")
         with self._upload(operation.key, operation.upload_id).appended(operation.part_number, len(body)) as (fd, part):
-            _write_all(fd, body)
+            write_all(fd, body)
         return part
 
     def _end_upload(self, upload_id: str) -> None:
@@ -318,7 +310,7 @@ class LocalStore(ThreadedStore):
         os.close(upload.fd)
         with suppress(FileNotFoundError):
             upload.path.unlink()
-        self._prune(upload.path.parent)
+        prune(upload.path.parent, below=self.root)
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         upload = self._upload(operation.key, operation.upload_id)
@@ -334,7 +326,7 @@ class LocalStore(ThreadedStore):
         else:
             with self._staged(operation.key) as (fd, path):
                 for span in spans:
-                    _copy_range(upload.fd, span, fd, job)
+                    copy_range(upload.fd, span, fd, check=job.check)
                 info = self._commit(operation.key, fd, path, if_absent=operation.if_absent)
         self._end_upload(operation.upload_id)
         return info
@@ -401,18 +393,40 @@ class _Upload:
         return span
 
 
-def _copy_range(source: int, span: ByteRange, target: int, job: BlockingJob) -> None:
-    """Append a range of one file to another inside the kernel; some file systems share the blocks."""
-    offset = span.start
+def copy_range(source: int, span: ByteRange, target: int, *, check: Callable[[], None] | None = None) -> None:
+    """Append a range of an open file to another one inside the kernel; some file systems share the blocks.
+
+    Args:
+        source: Descriptor of the file to read.
+        span: The range.
+        target: Descriptor of the file to write, at its position.
+        check: Called between the steps of a long range; it may raise to end it.
+
+    Raises:
+        ShortReadError: The file ends before the range.
+    """
+    offset, is_shared = span.start, True
     while offset < span.end:
-        job.check()
-        count = os.sendfile(target, source, offset, min(STEP_BYTES, span.end - offset))
-        if count == 0:
+        if check is not None:
+            check()
+        count = min(STEP_BYTES, span.end - offset)
+        try:
+            if is_shared:
+                copied = os.copy_file_range(source, target, count, offset)
+            else:
+                copied = os.sendfile(target, source, offset, count)
+        except OSError as error:
+            if not is_shared or error.errno not in _NO_KERNEL_COPY:
+                raise
+            is_shared = False
+            continue
+        if copied == 0:
             raise ShortReadError(f"the file ends after {offset} of {span.end} bytes")
-        offset += count
+        offset += copied
 
 
-def _write_all(fd: int, view: memoryview) -> None:
+def write_all(fd: int, view: memoryview) -> None:
+    """Append all of a buffer to a file."""
     while view:
         view = view[os.write(fd, view[:STEP_BYTES]) :]
 
@@ -427,6 +441,18 @@ def _new_file(path: Path) -> int:
             if error.errno not in _NO_UNNAMED:
                 raise
     return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def prune(folder: Path, *, below: Path) -> None:
+    """Remove a directory and then its parents, until one is not empty, but never `below`, in which they lie."""
+    while folder != below and below in folder.parents:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            pass  # somebody else has removed it
+        except OSError:  # it is not empty, or may not be removed
+            return
+        folder = folder.parent
 
 
 def sync_directory(path: Path) -> None:

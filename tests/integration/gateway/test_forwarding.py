@@ -48,7 +48,7 @@ class WritableBucket:
 def gateway_of(store: Store) -> RunningFront:
     """Return a gateway with keys, whose access point ``point`` writes to a store."""
     keys = AccessKeys.parse("test:test-secret:rw", source="test")
-    bucket = UpstreamBucket("point", store, operations=operations_for("point", store))
+    bucket = UpstreamBucket("point", store, operations=operations_for(store))
     return RunningFront(bucket, authenticator=SignatureAuthenticator(keys))
 
 
@@ -242,7 +242,7 @@ async def performed(store: Store, request: GatewayRequest, body: TrailedBody) ->
     async def note_written(_keys: Any) -> None:
         """There is no cache."""
 
-    writes = ForwardedOperations("point", innermost(store), note_written=note_written)
+    writes = ForwardedOperations(innermost(store), note_written=note_written)
     try:
         return await writes.perform(request, body)
     finally:

@@ -7,17 +7,14 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from penstock.gateway.buckets.requests import (
-    check_write_conditions,
-    invalid_argument,
-    not_implemented,
-    number_in,
-)
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.buckets.requests import PARTS_MAX, check_write_conditions, number_in
+from penstock.gateway.objects import Answer, S3Error, invalid_argument, not_implemented
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped
+from penstock.redaction import public_url
+from penstock.types import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.gateway.objects import GatewayRequest, ObjectHead
 
@@ -69,6 +66,7 @@ _EMPTY_LISTS = {
     "metrics": "ListMetricsConfigurationsResult",
     "intelligent-tiering": "ListBucketIntelligentTieringConfigurationsOutput",
 }
+_DELETED_COUNT_MAX = 1000
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f]")
 _REFERENCE = re.compile(r"&#(?:x0*([0-9a-fA-F]{1,2})|0*([0-9]{1,2}));")
 _STAND_IN = 0x10FE00  # private use: what a control character is while an XML parser, which refuses it, looks at it
@@ -135,6 +133,60 @@ def parsed(body: bytes, *, root: str) -> ET.Element:
 def _stand_in(match: re.Match[str]) -> str:
     code = int(match[1], 16) if match[1] else int(match[2])
     return chr(_STAND_IN + code) if code < 0x20 and code not in (9, 10, 13) else match[0]
+
+
+def named_parts(body: bytes) -> list[Part]:
+    """Return the parts that ``CompleteMultipartUpload`` names, with their ETags without quotes.
+
+    Raises:
+        S3Error: ``MalformedXML``.
+    """
+    rows = parsed(body, root="CompleteMultipartUpload").findall("Part")
+    if not 0 < len(rows) <= PARTS_MAX:
+        raise malformed()
+    parts = []
+    for row in rows:
+        number, etag = (row.findtext("PartNumber") or "").strip(), row.findtext("ETag")
+        if not (number.isascii() and number.isdigit() and len(number) <= 5) or etag is None:
+            raise malformed()
+        sums = {name: value.strip() for name, tag in CHECKSUM_ELEMENTS.items() if (value := row.findtext(tag))}
+        parts.append(Part(int(number), etag.strip().strip('"'), sums))
+    return parts
+
+
+def completed_upload(request: GatewayRequest, etag: str, checksums: Sequence[tuple[str, str]] = ()) -> Answer:
+    """Return the answer to ``CompleteMultipartUpload``."""
+    rows = [("Location", public_url(request.url)), ("Bucket", request.bucket), ("Key", request.key), ("ETag", etag)]
+    return document("CompleteMultipartUploadResult", [*rows, *checksums])
+
+
+def parsed_deletion(body: bytes) -> tuple[list[ET.Element], bool]:
+    """Return the objects of ``DeleteObjects``, and whether only failures are to be answered.
+
+    Raises:
+        S3Error: ``MalformedXML``.
+    """
+    tree = parsed(body, root="Delete")
+    rows = tree.findall("Object")
+    if not 0 < len(rows) <= _DELETED_COUNT_MAX:
+        raise malformed()
+    return rows, (tree.findtext("Quiet") or "").strip().lower() == "true"
+
+
+def deletion(outcomes: Iterable[tuple[str, S3Error | None]], *, is_quiet: bool) -> Answer:
+    """Return the answer to ``DeleteObjects``.
+
+    Args:
+        outcomes: Each key, and why it was not removed; None if it was.
+        is_quiet: Whether only failures are answered.
+    """
+    rows: list[tuple[str, object]] = []
+    for key, error in outcomes:
+        if error is not None:
+            rows.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
+        elif not is_quiet:
+            rows.append(("Deleted", [("Key", key)]))
+    return document("DeleteResult", rows)
 
 
 def malformed() -> S3Error:

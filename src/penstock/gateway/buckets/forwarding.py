@@ -24,18 +24,11 @@ from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from penstock.errors import CredentialsError, StoreError
-from penstock.gateway.buckets.documents import default_setting, document, element, malformed, parsed
+from penstock.gateway.buckets.documents import completed_upload, default_setting, element, malformed, parsed
 from penstock.gateway.buckets.operations import BucketOperations, operation_named, setting_named
-from penstock.gateway.buckets.requests import (
-    access_denied,
-    content_encoding,
-    not_implemented,
-    read_document,
-    refuse_shared_access,
-)
+from penstock.gateway.buckets.requests import content_encoding, read_document, refuse_shared_access
 from penstock.gateway.buckets.submitting import perform_on_loop
-from penstock.gateway.copy_sources import copy_source
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.objects import Answer, S3Error, access_denied, copy_source, not_implemented
 from penstock.gateway.s3_text import escaped, url_encoded
 from penstock.redaction import public_url
 from penstock.store.retrying import Retrying
@@ -139,15 +132,11 @@ class ForwardedOperations(BucketOperations):
     """Passes requests on to an S3 upstream.
 
     Args:
-        name: Name of the bucket, by which clients know it.
         store: The upstream.
         note_written: Called with keys before and after they are written, so that the cache drops what it knows of them.
     """
 
-    def __init__(
-        self, name: str, store: S3Store, *, note_written: Callable[[Collection[str]], Awaitable[None]]
-    ) -> None:
-        self._name = name
+    def __init__(self, store: S3Store, *, note_written: Callable[[Collection[str]], Awaitable[None]]) -> None:
         self._s3 = store
         config = store.transport
         patient = replace(
@@ -205,8 +194,7 @@ class ForwardedOperations(BucketOperations):
             return None
         if info is None or expected is None or (info.etag or "").strip('"') != expected:
             return None
-        rows = [("Location", public_url(request.url)), ("Bucket", self._name), ("Key", request.key)]
-        return document("CompleteMultipartUploadResult", [*rows, ("ETag", info.etag)])
+        return completed_upload(request, info.etag or "")
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.gateway.buckets.documents import default_setting, object_attributes
-from penstock.gateway.buckets.requests import access_denied, check_version, not_implemented, refuse_unsupported
-from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
+from penstock.gateway.buckets.requests import check_version, refuse_unsupported
+from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error, access_denied, not_implemented
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from penstock.checksums import algorithms as checksums
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import S3Error, invalid_argument, not_implemented, version_missing
 from penstock.gateway.s3_text import date_s
 from penstock.types import ByteRange
 
@@ -251,34 +251,10 @@ async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
     return b"".join(pieces)
 
 
-def invalid_argument(name: str, message: str, value: str = "") -> S3Error:
-    """Return the error of an argument that is not valid."""
-    details = {"ArgumentName": name, "ArgumentValue": value[:1024]}
-    return S3Error("InvalidArgument", message, status=400, details=details)
-
-
 def precondition_failed(name: str) -> S3Error:
     """Return the error of a condition that does not hold."""
     message = "At least one of the pre-conditions you specified did not hold"
     return S3Error("PreconditionFailed", message, status=412, details={"Condition": name})
-
-
-def not_implemented(what: str) -> S3Error:
-    """Return the error of something that this gateway does not do."""
-    message = f"A header or operation you provided implies functionality that is not implemented: {what}."
-    return S3Error("NotImplemented", message, status=501)
-
-
-def version_missing(version: str) -> S3Error:
-    """Return the error of a version that does not exist; only ``null`` does."""
-    return S3Error(
-        "NoSuchVersion", "The specified version does not exist.", status=404, details={"VersionId": version[:1024]}
-    )
-
-
-def access_denied(message: str = "Access Denied") -> S3Error:
-    """Return the error of a caller who may not do this."""
-    return S3Error("AccessDenied", message, status=403)
 
 
 # ── the object that is written ───────────────────────────────────────────────────────────────────────────────────

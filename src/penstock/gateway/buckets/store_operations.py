@@ -11,22 +11,26 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import Cached
-from penstock.gateway.buckets.documents import document, malformed, parsed
+from penstock.gateway.buckets.documents import (
+    completed_upload,
+    deletion,
+    document,
+    malformed,
+    named_parts,
+    parsed_deletion,
+)
 from penstock.gateway.buckets.forwarding import ForwardedOperations
 from penstock.gateway.buckets.operations import BucketOperations
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
     copied_span,
-    not_implemented,
     object_headers,
     part_number,
     read_document,
 )
 from penstock.gateway.buckets.submitting import perform_on_loop
-from penstock.gateway.copy_sources import copy_source
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.objects import Answer, S3Error, copy_source, not_implemented
 from penstock.gateway.s3_text import timestamp
-from penstock.redaction import public_url
 from penstock.store.base import innermost
 from penstock.store.s3 import S3Store
 from penstock.types import (
@@ -55,11 +59,10 @@ BODY_BYTES_MAX = 64 << 20
 _PART_BYTES = 16 << 20
 
 
-def operations_for(name: str, store: Store) -> BucketOperations:
+def operations_for(store: Store) -> BucketOperations:
     """Return the operations that write to a store: requests are passed on to S3, and become operations of other stores.
 
     Args:
-        name: Name of the bucket, by which clients know it.
         store: The store, with all its wrappers.
     """
 
@@ -70,8 +73,8 @@ def operations_for(name: str, store: Store) -> BucketOperations:
 
     core = innermost(store)
     if isinstance(core, S3Store):
-        return ForwardedOperations(name, core, note_written=note_written)
-    return StoreOperations(name, store)
+        return ForwardedOperations(core, note_written=note_written)
+    return StoreOperations(store)
 
 
 def _cached(store: Store) -> Cached | None:
@@ -87,7 +90,6 @@ class StoreOperations(BucketOperations):
     """Performs requests as operations of a store.
 
     Args:
-        name: Name of the bucket, by which clients know it.
         store: The store.
     """
 
@@ -96,8 +98,7 @@ class StoreOperations(BucketOperations):
         "complete_multipart_upload": ("if-none-match",),
     }
 
-    def __init__(self, name: str, store: Store) -> None:
-        self._name = name
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     # ── objects ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,24 +163,16 @@ class StoreOperations(BucketOperations):
 
     async def delete_objects(self, _request: GatewayRequest, body: RequestBody) -> Answer:
         """DeleteObjects: at most 1 000 keys, of which some may fail."""
-        tree = parsed(await read_document(body), root="Delete")
-        keys = [row.findtext("Key") or "" for row in tree.findall("Object")]
-        if not 0 < len(keys) <= 1000 or not all(keys):
+        objects, is_quiet = parsed_deletion(await read_document(body))
+        keys = [row.findtext("Key") or "" for row in objects]
+        if not all(keys):
             raise malformed()
-        for child in (child for row in tree.findall("Object") for child in row):
+        for child in (child for row in objects for child in row):
             if child.tag != "Key" and (child.tag, child.text or "null") != ("VersionId", "null"):
                 raise not_implemented(f"{child.tag[:64]} in DeleteObjects, for this kind of upstream")
         failed = (await perform_on_loop(self._store, Delete(tuple(keys)))).value or {}
-        is_quiet = (tree.findtext("Quiet") or "").strip().lower() == "true"
-        rows: list[tuple[str, object]] = []
-        for key in keys:
-            if key in failed:
-                rows.append(
-                    ("Error", [("Key", key), ("Code", "InternalError"), ("Message", "It could not be removed.")])
-                )
-            elif not is_quiet:
-                rows.append(("Deleted", [("Key", key)]))
-        return document("DeleteResult", rows)
+        error = S3Error("InternalError", "It could not be removed.", status=500)
+        return deletion([(key, error if key in failed else None) for key in keys], is_quiet=is_quiet)
 
     # ── multipart ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,7 +180,7 @@ class StoreOperations(BucketOperations):
         """CreateMultipartUpload."""
         object_headers(request.headers)
         upload_id = (await perform_on_loop(self._store, CreateMultipart(request.key))).value
-        rows = [("Bucket", self._name), ("Key", request.key), ("UploadId", upload_id)]
+        rows = [("Bucket", request.bucket), ("Key", request.key), ("UploadId", upload_id)]
         return document("InitiateMultipartUploadResult", rows)
 
     async def upload_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
@@ -211,22 +204,11 @@ class StoreOperations(BucketOperations):
 
     async def complete_multipart_upload(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """CompleteMultipartUpload."""
-        tree = parsed(await read_document(body), root="CompleteMultipartUpload")
-        parts = []
-        for row in tree.findall("Part"):
-            number, etag = (row.findtext("PartNumber") or "").strip(), (row.findtext("ETag") or "").strip().strip('"')
-            if not (number.isascii() and number.isdigit()) or not etag:
-                raise malformed()
-            parts.append(Part(int(number), f'"{etag}"'))
-        if not parts:
-            raise malformed()
+        parts = [part._replace(etag=f'"{part.etag}"', checksums={}) for part in named_parts(await read_document(body))]
         if_absent = _is_only_if_absent(request)
         operation = CompleteMultipart(request.key, request.query.get("uploadId", ""), tuple(parts), if_absent)
         info = (await perform_on_loop(self._store, operation)).info
-        rows = [("Location", public_url(request.url)), ("Bucket", self._name), ("Key", request.key)]
-        return document(
-            "CompleteMultipartUploadResult", [*rows, ("ETag", (info.etag if info is not None else "") or "")]
-        )
+        return completed_upload(request, (info.etag if info is not None else "") or "")
 
     async def abort_multipart_upload(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """AbortMultipartUpload."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.copy_sources import copy_source
 from penstock.gateway.http.documents import (
     XML_TYPE,
     ListQuery,
@@ -17,7 +16,7 @@ from penstock.gateway.http.documents import (
     sealed_token,
 )
 from penstock.gateway.http.object_answers import answer_get, answer_head
-from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error
+from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error, access_denied, copy_source, not_implemented
 from penstock.types import Page
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Service:
             if not self._authenticator.may_use(request.caller, name):
                 if name == address.bucket and address.other_bucket:
                     continue
-                raise _denied()
+                raise access_denied()
             bucket = await self._buckets.get(name, request.caller)
             if bucket is not None:
                 return name, bucket
@@ -90,7 +89,7 @@ class Service:
         """
         if request.method in _WRITES:
             if not request.caller.may_write:
-                raise _denied()
+                raise access_denied()
             _refuse_unknown_parameters(request)
         if not request.bucket:
             await self._answer_service(exchange, request)
@@ -150,10 +149,10 @@ class Service:
                 details={"BucketName": name[:255]},
             )
         if not self._authenticator.may_use(request.caller, name):
-            raise _denied()
+            raise access_denied()
         for header in _PROTECTIONS_OF_BUCKETS:
             if request.headers.get(header, "false").lower() != "false":
-                raise _not_implemented(header)
+                raise not_implemented(header)
         region = await self._wanted_region(body)
         if request.method == "PUT":
             await self._buckets.create(name, request.caller, region=region)
@@ -202,7 +201,7 @@ class Service:
             return
         name = copy_source(request.headers).bucket
         if not self._authenticator.may_use(request.caller, name):
-            raise _denied()
+            raise access_denied()
 
 
 async def _send(exchange: ClientExchange, answer: Answer) -> None:
@@ -220,7 +219,7 @@ def _refuse_unknown_parameters(request: GatewayRequest) -> None:
     """
     for name in request.query:
         if name not in _PARAMETERS_OF_WRITES and not name.lower().startswith(_HARMLESS):
-            raise _not_implemented(f"{request.method} with the parameter {name[:64]}")
+            raise not_implemented(f"{request.method} with the parameter {name[:64]}")
 
 
 def _refuse_versions(request: GatewayRequest) -> None:
@@ -238,12 +237,3 @@ def _refuse_versions(request: GatewayRequest) -> None:
 def method_not_allowed() -> S3Error:
     """Return the refusal of a method that the resource does not have."""
     return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", status=405)
-
-
-def _not_implemented(what: str) -> S3Error:
-    message = f"A header or operation you provided implies functionality that is not implemented: {what}."
-    return S3Error("NotImplemented", message, status=501)
-
-
-def _denied() -> S3Error:
-    return S3Error("AccessDenied", "Access Denied", status=403)

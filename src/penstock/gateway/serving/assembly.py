@@ -22,7 +22,7 @@ from penstock.fetch import process_budget
 from penstock.gateway.authentication.keys import AccessKeys, presign
 from penstock.gateway.authentication.verifying import SignatureAuthenticator
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, LambdaTransform, WriteGetObjectResponse
-from penstock.gateway.buckets.directory.table import DirectoryBuckets
+from penstock.gateway.buckets.directory.bucket import DirectoryBuckets
 from penstock.gateway.buckets.indexed import IndexedBucket
 from penstock.gateway.buckets.known_objects import BodyCache
 from penstock.gateway.buckets.store_operations import operations_for
@@ -126,7 +126,7 @@ class Assembly:
         for point in config.access_points:
             store = open_store(point, config)
             self._stores.append(store)
-            operations = operations_for(point.name, store) if point.read_write else None
+            operations = operations_for(store) if point.read_write else None
             sources[point.name] = UpstreamBucket(
                 point.name, store, created_s=self._started_s, operations=operations, bodies=self._bodies
             )

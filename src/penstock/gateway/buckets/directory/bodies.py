@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from penstock.checksums import algorithms as checksums
 from penstock.gateway.buckets.directory.records import StoredRecord
-from penstock.gateway.copy_sources import copy_source
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import S3Error, copy_source
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -1,11 +1,13 @@
-"""The objects of one bucket as files: written under hidden names, put in place, found, removed. Every function here blocks.
+"""The objects of one bucket as files: written under hidden names, put in place, found, removed.
+
+A key that is an ordinary path is the file of that path, so that other programs find it. Every other key of S3 (``//``, ``..``,
+a trailing slash, a segment of more than 255 bytes, a hidden name of penstock) is percent-encoded and lies in a hidden folder.
+A key lies there, too, while a file system cannot hold it beside another one: ``a`` and ``a/b`` cannot both be paths.
 
 A file that is being written is locked by its descriptor. The kernel releases the lock when the writer ends, however it ends,
-so whatever a new process can lock is debris of a killed one and is removed.
-
-
-A change holds the lock of its key while it compares conditions and renames, so that of two writers one is the first. Reading
-locks nothing: an open file is one version, whatever happens to its name.
+so whatever a new process can lock is debris of a killed one and is removed. A change holds the lock of its key while it
+compares conditions and renames, so that of two writers one is the first. Reading locks nothing: an open file is one version,
+whatever happens to its name. All methods block.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import quote, unquote
 
-from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
 from penstock.gateway.buckets.directory.records import StoredRecord, records_in
 from penstock.gateway.buckets.known_objects import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
-from penstock.store.local import sync_directory
-from penstock.store.tree import info_of
+from penstock.store.base import KEY_BYTES_MAX
+from penstock.store.local import prune, sync_directory, write_all
+from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, info_of
 from penstock.system.locks import try_lock_file
 from penstock.types import lasting_etag
 
@@ -32,19 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from penstock.types import Buffer, ByteRange
+    from penstock.types import Buffer
+
 
 _RENAMES_MAX = 16  # attempts to make a folder that a concurrent removal keeps removing
 _NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR)
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG)
 DEFAULT_TYPE = "binary/octet-stream"
 
-STEP_BYTES = 8 << 20
-"""Bytes that the kernel copies in one call."""
-
 _STRIPES = 256  # files that lock keys; two keys that share one wait for each other's rename and for nothing else
 _ATTEMPTS_MAX = 16
-_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
 
 # ── files that are being written, and locks of keys ──────────────────────────────────────────────────────────────────
@@ -67,29 +68,7 @@ class StagedFile:
     def write(self, pieces: list[Buffer]) -> None:
         """Append pieces."""
         for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(self.fd, view) :]
-
-    def copy_from(self, source: int, span: ByteRange) -> None:
-        """Append a range of another open file inside the kernel; some file systems share the blocks.
-
-        Raises:
-            S3Error: The file ends before the range.
-        """
-        at = span.start
-        copy = _copy_range
-        while at < span.end:
-            try:
-                count = copy(source, self.fd, at, min(STEP_BYTES, span.end - at))
-            except OSError as error:
-                if copy is _send_file or error.errno not in _NO_KERNEL_COPY:
-                    raise
-                copy = _send_file
-                continue
-            if count == 0:
-                raise S3Error("InternalError", "The source became shorter while it was copied.", status=500)
-            at += count
+            write_all(self.fd, memoryview(piece))
 
     def close(self) -> None:
         """Close the file, and remove it unless it was renamed; idempotent."""
@@ -106,14 +85,6 @@ class StagedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _copy_range(source: int, target: int, offset: int, count: int) -> int:
-    return os.copy_file_range(source, target, count, offset)
-
-
-def _send_file(source: int, target: int, offset: int, count: int) -> int:
-    return os.sendfile(target, source, offset, count)
 
 
 class StagingArea:
@@ -445,7 +416,7 @@ class BucketFiles:
     def _remove_escaped(self, path: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
-            self._prune(path.parent)
+            prune(path.parent, below=self.escaped if self.escaped in path.parents else self.folder)
 
     def delete(self, key: str, *, check: Callable[[StoredObject | None], None]) -> Path | None:
         """Remove the current version of a key, if there is one.
@@ -473,7 +444,7 @@ class BucketFiles:
             if is_last:
                 self.records.drop(current.status)
         for path in places:
-            self._prune(path.parent)
+            prune(path.parent, below=self.escaped if self.escaped in path.parents else self.folder)
         return current.path.parent
 
     def sync(self, folders: Iterable[Path]) -> None:
@@ -481,17 +452,6 @@ class BucketFiles:
         if self.is_durable:
             for folder in folders:
                 sync_directory(folder)
-
-    def _prune(self, folder: Path) -> None:
-        """Remove a folder and then its parents, until one is not empty, but never the bucket's or the hidden folder."""
-        while folder not in (self.folder, self.escaped) and self.folder in folder.parents:
-            try:
-                folder.rmdir()
-            except FileNotFoundError:
-                pass
-            except OSError:  # it is not empty, or may not be removed
-                return
-            folder = folder.parent
 
     def set_tags(self, key: str, tags: Mapping[str, str]) -> None:
         """Replace the tags of the current version, which stays the same version.
@@ -522,3 +482,88 @@ def _is_file(path: Path) -> bool:
 def _is_only_name(stored: StoredObject) -> bool:
     """Whether a version has no other name: its path is neither a link nor one of several hard links."""
     return stored.status.st_nlink == 1 and not stored.path.is_symlink()
+
+
+# ── where the object of a key lies ────────────────────────────────────────────────────────────────────────────────────────
+
+
+HIDDEN = f"{TEMPORARY_PREFIX}gateway{TEMPORARY_SUFFIX}"
+"""Folder of a bucket that holds what is not a plain file; ``LocalStore`` neither lists nor opens such names."""
+
+REGION_FILE = f"{HIDDEN}/region"
+"""File of a bucket that names its region, if its creator named one."""
+
+_NAME_BYTES_MAX = 255
+_CHUNK = 200  # characters of an encoded key in one name
+_MORE, _END = "+", "!"  # end a chunk that another one follows, and the last one; both are percent-encoded in keys
+_BUCKET = re.compile(
+    r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--|sthree-|amzn-s3-demo-)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]"
+)
+_RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that S3 does not accept, or that contains NUL, which no file name can hold.
+
+    Raises:
+        S3Error: The key is too long, is not UTF-8, or holds a NUL.
+    """
+    try:
+        length_bytes = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise S3Error("InvalidURI", "The key is not UTF-8.", status=400) from error
+    if length_bytes > KEY_BYTES_MAX:
+        raise S3Error(
+            "KeyTooLongError",
+            "Your key is too long",
+            status=400,
+            details={"Size": str(length_bytes), "MaxSizeAllowed": str(KEY_BYTES_MAX)},
+        )
+    if not key or "\0" in key:
+        raise S3Error("InvalidArgument", "A key must not be empty, and must not hold a NUL.", status=400)
+
+
+def check_bucket_name(name: str) -> None:
+    """Refuse a name that S3 does not allow for new buckets.
+
+    Raises:
+        S3Error: ``InvalidBucketName``.
+    """
+    if not _BUCKET.fullmatch(name) or name.endswith(_RESERVED_ENDS) or ".-" in name or "-." in name:
+        raise S3Error(
+            "InvalidBucketName", "The specified bucket is not valid.", status=400, details={"BucketName": name}
+        )
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder of this name is served as a bucket; hidden folders are not, and no name leads elsewhere."""
+    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name and name.isprintable()
+
+
+def natural_path(key: str) -> str | None:
+    """Return the path of a key below the bucket's folder; None if no path of a file can express it."""
+    for segment in key.split("/"):
+        if segment in ("", ".", "..") or len(segment.encode()) > _NAME_BYTES_MAX:
+            return None
+        if segment.startswith(TEMPORARY_PREFIX) and segment.endswith(TEMPORARY_SUFFIX):
+            return None
+    return key
+
+
+def escaped_path(key: str) -> str:
+    """Return the path of a key below the folder of escaped keys: its percent-encoded text in names of 200 characters."""
+    text = quote(key, safe="")
+    chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
+    return "/".join([chunk + _MORE for chunk in chunks[:-1]] + [chunks[-1] + _END])
+
+
+def unescaped(path: str) -> str | None:
+    """Return the key of a path that ``escaped_path`` returned; None for any other path."""
+    *chunks, last = path.split("/")
+    if not last.endswith(_END) or not all(chunk.endswith(_MORE) for chunk in chunks):
+        return None
+    try:
+        key = unquote("".join(chunk[:-1] for chunk in chunks) + last[:-1], errors="strict")
+    except UnicodeDecodeError:
+        return None
+    return key if escaped_path(key) == path else None

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import DirectoryMissingError
-from penstock.gateway.buckets.directory.files import StoredObject, bucket_missing
-from penstock.gateway.buckets.directory.layout import natural_path, unescaped
+from penstock.gateway.buckets.directory.files import StoredObject, bucket_missing, natural_path, unescaped
 from penstock.gateway.objects import S3Error
 from penstock.store.tree import Tree, tree_entries
 from penstock.types import ListPage, ObjectInfo, Page

@@ -12,42 +12,40 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock.gateway.buckets.directory.bodies import BODY_BYTES_MAX, open_source, receive
 from penstock.gateway.buckets.directory.files import bucket_missing
 from penstock.gateway.buckets.directory.records import StoredRecord
-from penstock.gateway.buckets.directory.uploads import MultipartUpload, MultipartUploads, NamedPart
+from penstock.gateway.buckets.directory.uploads import MultipartUpload, MultipartUploads
 from penstock.gateway.buckets.documents import (
     CHECKSUM_ELEMENTS,
     access_control_list,
     checksum_elements,
+    completed_upload,
+    deletion,
     document,
     malformed,
+    named_parts,
     object_attributes,
     parsed,
+    parsed_deletion,
 )
 from penstock.gateway.buckets.operations import BucketOperations
 from penstock.gateway.buckets.requests import (
     DELETE_CONDITIONS,
-    PARTS_MAX,
     WRITE_CONDITIONS,
-    access_denied,
     check_copy_conditions,
     check_delete_conditions,
     check_write_conditions,
     checked_tags,
     checksum_wanted,
     copied_span,
-    invalid_argument,
     number_in,
     object_headers,
     part_number,
     read_document,
     refuse_shared_access,
     tags_in_header,
-    version_missing,
 )
-from penstock.gateway.copy_sources import copy_source
-from penstock.gateway.objects import Answer, S3Error
+from penstock.gateway.objects import Answer, S3Error, access_denied, copy_source, invalid_argument, version_missing
 from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
-from penstock.redaction import public_url
-from penstock.types import ListPage
+from penstock.types import ListPage, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -60,7 +58,6 @@ if TYPE_CHECKING:
     from penstock.gateway.buckets.directory.uploads import StoredPart
     from penstock.gateway.objects import GatewayRequest, RequestBody
 
-_KEYS_MAX = 1000
 _CONDITION_ELEMENTS = ("ETag", "Size", "LastModifiedTime")  # of DeleteObjects, in the order of DELETE_CONDITIONS
 _LOCKED_S = 0.1  # between two looks at an upload that another request is completing, in seconds
 
@@ -191,19 +188,8 @@ class DirectoryOperations(BucketOperations):
 
     async def delete_objects(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """DeleteObjects: at most 1 000 keys, of which some may fail."""
-        tree = parsed(await read_document(body), root="Delete")
-        rows = tree.findall("Object")
-        if not 0 < len(rows) <= _KEYS_MAX:
-            raise malformed()
-        is_quiet = (tree.findtext("Quiet") or "").strip().lower() == "true"
-        outcomes = await self._threads.run_long(self._delete_rows, rows)
-        children: list[tuple[str, object]] = []
-        for key, error in outcomes:
-            if error is not None:
-                children.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
-            elif not is_quiet:
-                children.append(("Deleted", [("Key", key)]))
-        return document("DeleteResult", children)
+        rows, is_quiet = parsed_deletion(await read_document(body))
+        return deletion(await self._threads.run_long(self._delete_rows, rows), is_quiet=is_quiet)
 
     def _delete_rows(self, rows: list[ET.Element]) -> list[tuple[str, S3Error | None]]:
         folders: set[Path] = set()
@@ -404,10 +390,7 @@ class DirectoryOperations(BucketOperations):
 
     async def complete_multipart_upload(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """CompleteMultipartUpload; a client that repeats it, because the answer was lost or late, gets the same answer."""
-        tree = parsed(await read_document(body), root="CompleteMultipartUpload")
-        named = [_named_part(row) for row in tree.findall("Part")]
-        if not 0 < len(named) <= PARTS_MAX:
-            raise malformed()
+        named = named_parts(await read_document(body))
         try:
             stored = await self._completed(request, named)
         except S3Error as error:
@@ -419,12 +402,9 @@ class DirectoryOperations(BucketOperations):
                 raise
             stored = found
         record = stored.record or StoredRecord()
-        rows = [("Location", public_url(request.url))]
-        rows += [("Bucket", self._name), ("Key", request.key), ("ETag", stored.etag)]
-        rows += checksum_elements(record.checksums, record.checksum_type)
-        return document("CompleteMultipartUploadResult", rows)
+        return completed_upload(request, stored.etag, checksum_elements(record.checksums, record.checksum_type))
 
-    async def _completed(self, request: GatewayRequest, named: list[NamedPart]) -> StoredObject:
+    async def _completed(self, request: GatewayRequest, named: list[Part]) -> StoredObject:
         upload = await self._upload(request)
         headers = request.headers
         kind = headers.get("x-amz-checksum-type", "").upper()
@@ -539,16 +519,6 @@ def _part_row(part: StoredPart) -> list[tuple[str, object]]:
         ("Size", part.size_bytes),
     ]
     return rows + list(checksum_elements(part.checksums))
-
-
-def _named_part(row: ET.Element) -> NamedPart:
-    number, etag = (row.findtext("PartNumber") or "").strip(), row.findtext("ETag")
-    if not (number.isascii() and number.isdigit() and len(number) <= 5) or etag is None:
-        raise malformed()
-    sums: Mapping[str, str] = {
-        name: value.strip() for name, tag in CHECKSUM_ELEMENTS.items() if (value := row.findtext(tag))
-    }
-    return NamedPart(int(number), etag.strip().strip('"'), sums)
 
 
 def _behind(uploads: list[MultipartUpload], key: str, upload_id: str) -> list[MultipartUpload]:

@@ -23,7 +23,7 @@ from penstock.checksums.combining import CRCS, combined_crc
 from penstock.gateway.buckets.directory.files import bucket_missing, make_below
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.objects import S3Error
-from penstock.store.local import sync_directory
+from penstock.store.local import copy_range, sync_directory
 from penstock.store.upload import multipart_etag
 from penstock.types import ByteRange
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.gateway.buckets.directory.files import BucketFiles, StagedFile, StoredObject
+    from penstock.types import Part
 
 PART_BYTES_MIN = 5 << 20
 """Smallest size of a part in bytes, except for the last part; S3's limit."""
@@ -77,20 +78,6 @@ class StoredPart(NamedTuple):
     number: int
     size_bytes: int
     modified_s: float
-    etag: str
-    checksums: Mapping[str, str]
-
-
-class NamedPart(NamedTuple):
-    """A part as the client names it to complete an upload.
-
-    Attributes:
-        number: Number of the part, from 1.
-        etag: ETag of the part without quotes.
-        checksums: The checksums that the client names for it: base64 by algorithm.
-    """
-
-    number: int
     etag: str
     checksums: Mapping[str, str]
 
@@ -221,7 +208,7 @@ class MultipartUploads:
     def complete(
         self,
         upload: MultipartUpload,
-        named: list[NamedPart],
+        named: list[Part],
         *,
         expected: Mapping[str, str],
         size_bytes: int | None,
@@ -258,7 +245,7 @@ class MultipartUploads:
             sync_directory(self._folder)
         return stored
 
-    def completed(self, key: str, upload_id: str, named: list[NamedPart]) -> StoredObject | None:
+    def completed(self, key: str, upload_id: str, named: list[Part]) -> StoredObject | None:
         """Return the object that an upload became, if it consists of the named parts and was not replaced; otherwise None."""
         stored = self._files.find(key)
         record = stored.record if stored is not None else None
@@ -273,7 +260,7 @@ class MultipartUploads:
 def _append(path: Path, part: StoredPart, staged: StagedFile) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        staged.copy_from(fd, ByteRange(0, part.size_bytes))
+        copy_range(fd, ByteRange(0, part.size_bytes), staged.fd)
     finally:
         os.close(fd)
 
@@ -285,16 +272,16 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _chosen(stored: list[StoredPart], named: list[NamedPart]) -> list[StoredPart]:
+def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
     """Return the stored parts that a client names, after all of S3's checks."""
-    numbers = [part.number for part in named]
+    numbers = [part.part_number for part in named]
     if any(one >= other for one, other in pairwise(numbers)):
         message = "The list of parts was not in ascending order. Parts must be ordered by part number."
         raise S3Error("InvalidPartOrder", message, status=400)
     by_number = {part.number: part for part in stored}
     found = []
     for part in named:
-        match = by_number.get(part.number)
+        match = by_number.get(part.part_number)
         if (
             match is None
             or match.etag != part.etag
@@ -304,7 +291,7 @@ def _chosen(stored: list[StoredPart], named: list[NamedPart]) -> list[StoredPart
                 "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
                 "specified entity tag may not match the part's entity tag."
             )
-            raise S3Error("InvalidPart", message, status=400, details={"PartNumber": str(part.number)})
+            raise S3Error("InvalidPart", message, status=400, details={"PartNumber": str(part.part_number)})
         found.append(match)
     for match in found[:-1]:
         if match.size_bytes < PART_BYTES_MIN:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.buckets.directory.layout import (
+from penstock.gateway.buckets.directory.files import (
     HIDDEN,
     check_bucket_name,
     check_key,
