@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -68,4 +70,7 @@ with (
                 manager.save(step, args=parts)
             if step == kill_step:
                 manager.wait_until_finished()
+                Path(f"{run}.{rank}.{step}").touch()
+                while rank == 0 and not all(Path(f"{run}.{other}.{step}").exists() for other in range(ranks_count)):
+                    time.sleep(0.01)  # the others cannot finish their saving once this one, which coordinates, is dead
                 os.kill(os.getpid(), signal.SIGKILL)
