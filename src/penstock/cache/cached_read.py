@@ -42,7 +42,7 @@ from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, O
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.cached import CacheContext
+    from penstock.cache.context import CacheContext
     from penstock.types import Sink, Transfer
 
 _NO_CHECKSUMS: dict[str, str] = {}

@@ -24,7 +24,7 @@ from penstock.types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.cached import CacheContext
+    from penstock.cache.context import CacheContext
     from penstock.types import Key, Operation, Sink
 
 
