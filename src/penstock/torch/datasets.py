@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch.utils.data
 
-from penstock.access import PipelineDataset, transform_of
+from penstock.access.dataset import PipelineDataset, transform_of
 from penstock.config import SEED_MAX, FetchConfig, check_whole, default_budget_bytes, share_machine
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
@@ -27,7 +27,7 @@ from penstock.torch.lightning import calling_loop, is_lost_on_resuming
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.access import Index
+    from penstock.access.dataset import Index
     from penstock.cache import CacheConfig
     from penstock.loader import LoaderStatistics
     from penstock.loader.options import LoaderArguments

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 import penstock as ps
 from counting import counted_plans
 from loading import counted, formatted, shard, write_counted, write_formatted
-from penstock.access import REQUESTS_MIN, PipelineDataset
+from penstock.access.dataset import REQUESTS_MIN, PipelineDataset
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
 from penstock.fetch import process_budget
 from penstock.store.traced import Traced
