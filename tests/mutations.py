@@ -119,7 +119,7 @@ MUTATIONS = (
     Mutation(
         contract="whole objects of several parts are compared with their checksum",
         path="store/reading.py",
-        function="_bytes_of",
+        function="bytes_of_read",
         old="        return data, checksums.verify(info.checksums, data)\n",
         new='        return data, "length"\n',
         tests=("integration/test_s3_faults.py::test_a_corrupt_part_is_caught_by_the_whole",),
