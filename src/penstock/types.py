@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from penstock.errors import ConfigError, SpanError, StoreError
 from penstock.redaction import public_key
@@ -218,6 +218,7 @@ class Chunk(NamedTuple):
         return f"<Chunk {public_key(self.key)!r} [{self.offset_bytes}, {end}){' last' if self.last else ''}>"
 
 
+@runtime_checkable
 class BodyStream(Protocol):
     """A body that arrives while it is sent, so that it is never held whole. It can be sent only once.
 

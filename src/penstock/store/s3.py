@@ -31,7 +31,7 @@ from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build
 from penstock.transport import HttpAnswer, HttpRequest, Signing, presigned_url
 from penstock.types import (
     AbortMultipart,
-    Buffer,
+    BodyStream,
     CompleteMultipart,
     Completion,
     Copy,
@@ -155,7 +155,7 @@ class _S3Exchange(Exchange[S3Store]):
     @property
     def is_streamed(self) -> bool:
         """Whether the body comes from a stream, so that it cannot be sent a second time."""
-        return self.wire.body is not None and not isinstance(self.wire.body, Buffer)
+        return self.wire.body is not None and isinstance(self.wire.body, BodyStream)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,7 +187,7 @@ class _S3Exchange(Exchange[S3Store]):
         signing = None
         if credentials is not None:
             signing = store.signing(credentials)
-            if isinstance(wire.body, Buffer):
+            if wire.body is not None and not isinstance(wire.body, BodyStream):
                 headers = [*headers, store.options.payload_header(wire.body, headers, over_tls=store.endpoint.over_tls)]
         operation = self.operation
         landing = self.sink.landing if isinstance(operation, Get) else None

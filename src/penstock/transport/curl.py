@@ -23,14 +23,14 @@ from penstock.config import KIB, MIB
 from penstock.memory.buffers import whole_bytes
 from penstock.system.libcurl import pycurl
 from penstock.transport.http import parse_head
-from penstock.types import Buffer
+from penstock.types import BodyStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config import TransportConfig
     from penstock.transport.http import HttpTransfer
-    from penstock.types import BodyStream
+    from penstock.types import Buffer
 
 UPLOAD_BUFFER_BYTES = 256 * KIB
 """Through which libcurl sends, small enough for a processor's second-level cache; measured together with bodies that are read
@@ -173,8 +173,8 @@ def prepare_method(transfer: HttpTransfer, curl: Any) -> None:
 def _send(transfer: HttpTransfer, curl: Any, body: Buffer | BodyStream) -> None:
     """Send `body`: libcurl reads a ``bytes`` object in place, without the GIL, and copies of any other memory."""
     method, setopt = transfer.request.method, curl.setopt
-    whole = whole_bytes(body) if isinstance(body, Buffer) else None
-    if not isinstance(body, Buffer):
+    whole = None if isinstance(body, BodyStream) else whole_bytes(body)
+    if isinstance(body, BodyStream):
         _pass_on(transfer, curl, body)
     elif whole is not None:
         setopt(pycurl.POSTFIELDS, whole)  # makes it a POST; a PUT changes only the method's name
