@@ -191,7 +191,7 @@ def test_reads_are_right_or_fail(
     infos = list(memory.list())
     contents = {info.etag or "": bytes(memory.read(info.key).data) for info in infos}
     nodes = [node_of(number, info) for number, info in enumerate(infos)]
-    files = StoreFiles(store, order=Listed(nodes))
+    files = StoreFiles(store, following=Listed(nodes).following)
     programs = [Program(files, nodes, contents, seed + number) for number in range(4)]
 
     def change() -> None:
@@ -221,7 +221,7 @@ def test_many_threads_hammer_a_few_files() -> None:
     infos = list(memory.list())
     contents = {info.etag or "": bytes(memory.read(info.key).data) for info in infos}
     nodes = [node_of(number, info) for number, info in enumerate(infos)]
-    files = StoreFiles(store, order=Listed(nodes))
+    files = StoreFiles(store, following=Listed(nodes).following)
     programs = [Program(files, nodes, contents, number) for number in range(64)]
     run_programs(programs)
     assert [program.wrong for program in programs if program.wrong] == []
