@@ -105,7 +105,7 @@ def test_a_listing_that_a_head_refutes_is_no_contradiction(has_ranges: bool, rea
         TransformingServer(
             objects, has_ranges=has_ranges, listed_excess_bytes=7, head_excess_bytes=0, states_length=True
         ) as server,
-        ps.connect("s3://bucket", **place(server)) as store,
+        ps.connect("s3://bucket", hedge=ps.HedgeConfig(ratio_max=0), **place(server)) as store,
     ):
         plan = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list()]
         assert read(store, plan) == objects
