@@ -72,7 +72,7 @@ test-browser: $(VENV)/.ready  ## The gateway's status page in headless Chromium 
 test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on rclone serve s3
 	for server in moto rclone; do \
 		echo "== tests on $$server"; \
-		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -n 2 -m server || exit 1; \
+		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -m server || exit 1; \
 	done
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own. It lies on $(VENV): it holds what
@@ -117,7 +117,7 @@ test-tensorflow-io: .venvs/tensorflow-io/.ready  ## tensorflow-io's S3 file syst
 	.venvs/tensorflow-io/bin/python -m pytest tests/doors/tensorflow_io -q
 
 test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
-	.venvs/jax/bin/python -m pytest tests/doors/jax -q -n 2
+	.venvs/jax/bin/python -m pytest tests/doors/jax -q
 
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
 	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q -n 2
