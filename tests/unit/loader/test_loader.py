@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +238,43 @@ def test_closed_is_closed(folder: Path) -> None:
         iter(loader)
     with pytest.raises(ClosedError):
         next(batches)
+
+
+CHILD_S_MAX = 20.0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # from Python 3.12 on
+def test_a_forked_child_closes_a_loader_that_is_busy(folder: Path) -> None:
+    """A lock that a thread of the parent holds at the fork is held for ever in the child, so close() waits for none."""
+    with ps.Loader(pipeline(folder), threads=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        is_held, may_go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with loader._session._running.backend.changed:
+                is_held.set()
+                may_go_on.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        is_held.wait()
+        child = os.fork()
+        if not child:
+            loader.close()
+            os._exit(0)
+        may_go_on.set()
+        holder.join()
+        deadline_s = time.monotonic() + CHILD_S_MAX
+        ended, status = 0, -1
+        while not ended and time.monotonic() < deadline_s:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert (ended, status) == (child, 0)
+        assert len(list(batches)) > 0  # the parent goes on undisturbed
 
 
 def test_user_errors_name_stage_sample_and_shard(folder: Path) -> None:

@@ -131,13 +131,13 @@ class ThreadBackend:
     """Runs the threads of one epoch for one rank. ``close()`` ends them, at any time.
 
     Args:
-        plan: How to make batches.
+        plan: The plan of the batches.
         reads: Feed from which the builder reads; it is closed with the backend.
         builder: Makes the builder of this backend.
         meter: Counts samples, bytes and seconds.
 
     Attributes:
-        plan: How to make batches.
+        plan: The plan of the batches.
         meter: Counts samples, bytes and seconds.
         stopping: Whether the backend is being closed; the builder then stops.
         tasks: Functions for the decode threads to call. They must not raise.
@@ -230,7 +230,13 @@ class ThreadBackend:
         raise ClosedError("the loader was closed while it was iterated")
 
     def close(self) -> None:
-        """Stop reading, discard all batches, and wait for the threads; idempotent."""
+        """Stop reading, discard all batches, and wait for the threads; idempotent.
+
+        A forked child does nothing: a thread of the parent may have held the lock at the fork, and threads, memory and
+        requests are the parent's.
+        """
+        if os.getpid() != self._process_id:
+            return
         with self.changed:
             self.stopping = True
             while self._batches:
