@@ -91,7 +91,8 @@ def connect(
         hedge: Second requests for late answers; ``HedgeConfig(ratio_max=0)`` turns them off.
         fetch: Sizes of parts, read-ahead, the gap to read through, and the byte budget of this process: if several calls
             name a ``budget_bytes_max``, the largest one counts.
-        cache: Where to keep what is read on this node's disk: ``"/nvme/penstock:200GB"``, or a ``CacheConfig``.
+        cache: Directory on this node's disk that keeps what is read, and its size: ``"/nvme/penstock:200GB"``, or a
+            ``CacheConfig``.
 
     Raises:
         ConfigError: The URL or an argument is not valid, or this system is not Linux.

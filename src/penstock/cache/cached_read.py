@@ -418,7 +418,7 @@ class InnerRequest(ABC):
     It keeps no reference to its transfer, which refers to it: a cycle would keep the memory of the body.
 
     Attributes:
-        landing: Where the body goes; None if that is known with its head.
+        landing: Memory for the body; None until its head has arrived.
         ended: Whether its ``done`` was called.
     """
 

@@ -70,7 +70,7 @@ class Metadata:
 
     Args:
         directory: The entries on disk.
-        ttl_s: How long an answer is believed, in seconds.
+        ttl_s: Seconds for which an answer is used without asking again.
         identities: The identities of the store's objects.
     """
 

@@ -47,7 +47,7 @@ class StoreQueue:
     """Bodies that wait to be stored. All threads may use it.
 
     Args:
-        directory: Where they are stored.
+        directory: The cache's directory, in which they are stored.
         run_on_pool: Runs a function on a thread that may write to the disk; see ``CacheContext.run_on_pool``.
     """
 

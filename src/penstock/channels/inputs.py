@@ -39,7 +39,7 @@ class InputChannel:
     Attributes:
         name: Name of the channel; 1 to 64 letters, digits, dots, hyphens and underscores.
         url: URL of the prefix, of the manifest, or of a directory of this machine.
-        mode: How the program finds the data: as files (``"File"``), as named pipes (``"Pipe"``), or as a mounted file
+        mode: Form in which the program finds the data: as files (``"File"``), as named pipes (``"Pipe"``), or as a mounted file
             system (``"FastFile"``).
         data_type: Meaning of the URL: a prefix, a manifest, or an augmented manifest, which only Pipe mode can read.
         distribution: Whether every host gets all objects, or each its share of them.

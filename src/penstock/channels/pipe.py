@@ -363,7 +363,7 @@ class Pipe:
     Args:
         epochs: Objects of the channel in each epoch, in order.
         path: Path of the FIFOs without ``_<epoch>``.
-        order: Which entries it carries, and in which order.
+        order: Order and share of the entries that it carries.
         content: Makes the bytes of the pipe from each entry.
 
     Attributes:

@@ -190,7 +190,7 @@ def make_config(
 
     Args:
         config: Path of the file; None if there is none.
-        upstream: What was given of the options of ``UPSTREAM``.
+        upstream: The options of ``UPSTREAM`` that were given, by name.
         transform: The same of ``TRANSFORM``.
         endpoint: The same of ``ENDPOINT``.
         keeping: The same of ``KEEPING``.
@@ -318,7 +318,7 @@ def pairs_of(texts: Iterable[str] | None, *, example: str) -> dict[str, str]:
     """Return the values by name of an option that is repeated.
 
     Args:
-        texts: What the option was given, each as ``NAME=VALUE``; None if it was not given.
+        texts: Values of the option, each ``NAME=VALUE``; None if it was not given.
         example: The option with a value, for messages.
 
     Raises:

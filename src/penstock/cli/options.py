@@ -45,7 +45,7 @@ def option(
     """Declare an option of a command, as the default of its parameter or of a group's field.
 
     Args:
-        metavar: What stands for the value in the help text; None if the option takes none.
+        metavar: Placeholder of the value in the help text; None if the option takes none.
         help: The help text.
         names: Names of the option; by default that of the parameter, or what follows its last dot, with dashes.
         default: The value if the option is not given.

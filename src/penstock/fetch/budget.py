@@ -48,9 +48,9 @@ class BudgetStatistics:
         bytes_max: The budget, in bytes.
         used_bytes: Bytes that are reserved, in flight, undelivered or still referred to, and those in free buffers.
         free_bytes: The part of `used_bytes` in free buffers; they are dropped when something else needs the bytes.
-        refused_count: How often a request had to wait for bytes. If it is large while the consumer starves, raise the
-            budget.
-        overdrawn_count: How often the next item of a waiting consumer was admitted beyond the budget.
+        refused_count: Number of times that a request had to wait for bytes. If it is large while the consumer starves, raise
+            the budget.
+        overdrawn_count: Number of items that were admitted beyond the budget, because the consumer waited for them.
     """
 
     bytes_max: int

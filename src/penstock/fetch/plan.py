@@ -62,7 +62,7 @@ class Cut(NamedTuple):
     Attributes:
         request_index: Position of the request in the input, from 0.
         span: The bytes that it wants.
-        target: Where the caller wants them; None for new memory.
+        target: The caller's memory for them; None for new memory.
     """
 
     request_index: int
@@ -81,9 +81,9 @@ class PlanItem(NamedTuple):
         request_index: Position of the request in the input, from 0.
         cuts: The requests that this read serves, if it was merged from several; else empty.
         last_modified_s: Modification time of the version to read, in seconds since the epoch, if the store has no ETags.
-        target: Where the bytes go; None for new memory. A ``LandingFile`` takes the whole object, each byte at its offset, if
-            the store has ``lands_in_files``, the size is known, and it is read part by part. A ``BufferTarget`` takes exactly
-            the bytes of the item, and it is an error if the object has fewer.
+        target: The caller's memory or file for the bytes; None for new memory. A ``LandingFile`` takes the whole object,
+            each byte at its offset, if the store has ``lands_in_files``, the size is known, and it is read part by part. A
+            ``BufferTarget`` takes exactly the bytes of the item, and it is an error if the object has fewer.
     """
 
     key: Key

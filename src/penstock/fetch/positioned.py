@@ -108,7 +108,7 @@ class PositionedObject:
             offset: Offset of the first byte in the object.
             length_bytes: Number of bytes; fewer are read at the end of the object, and none past it.
             then: Receives the bytes or the error. The pieces stay as they are until nothing refers to them. It must not raise.
-            reader: Whoever reads, for ``abandon``.
+            reader: The open file that reads, for ``abandon``.
         """
         end = min(offset + length_bytes, self.info.size_bytes)
         if end <= offset:

@@ -53,9 +53,9 @@ class ReadStream:
         start: Offset of its first byte.
         frontier: Offset after its last byte that was asked for.
         ahead_end: Offset up to which requests were sent.
-        goal_bytes: How far beyond the frontier to read; 0 until it is known to be a stream.
+        goal_bytes: Bytes to read beyond the frontier; 0 until it is known to be a stream.
         taken_bytes: Bytes that it was given so far.
-        returns_count: How often it asked for the next bytes after it was given some.
+        returns_count: Number of times that it asked for the next bytes after it was given some.
         continues: Whether the last read asked for the bytes that follow those before it.
         is_whole: Whether it has reached the end of the object from its start.
         usual_end: Offset up to which it will probably be read, because the streams before it were as long.
@@ -157,12 +157,12 @@ class Piece:
         start: Offset of its first byte in the object.
         end: Offset after its last byte.
         stream: The stream that it was requested ahead for; None if a read asked for it, or when the stream is over.
-        landing: Where the body goes; None once the request has ended.
+        landing: Memory for the body; None once the request has ended.
         buffer: The buffer that the body lands in; None if it is small.
         reserved_bytes: Bytes reserved in the budget for it. A ``PartBuffer`` is charged separately and not counted here.
         transfer: The request under way; None before and afterwards.
         data: uint8[end - start]; None until they are here.
-        given_bytes: How many of its bytes reads were given.
+        given_bytes: Number of its bytes that were given to reads.
         waiting: The reads that wait for it.
         is_ahead: Whether it was requested before a read asked for it.
         is_dropped: Whether its bytes are not wanted any more.
@@ -222,7 +222,7 @@ class WaitingRead:
         missing_count: Number of the pieces that have not arrived.
         stream: The stream that it belongs to; None if there is none.
         then: Receives the bytes, or the error.
-        reader: Whoever asked; the read is cancelled when that is closed.
+        reader: The open file that asked; closing it cancels the read.
         has_ended: Whether `then` was called, or is about to be.
     """
 

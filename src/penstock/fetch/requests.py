@@ -63,7 +63,7 @@ class ObjectRead:
         is_contradicted: Whether an answer states another size than `claim`.
         is_misled: Whether an answer told another size of the same version than the plan or an earlier answer did. Stores
             that transform objects while they are read may list the sizes of what is stored.
-        route: How a whole object is requested.
+        route: The way in which a whole object is requested.
         refusal: Why the object was not collected whole, if its route is then ``IN_PARTS``; None otherwise.
         successor: The read that begins anew in place of this one, in the same memory, once the last request of this one has
             ended, which may still write there; None if there is none.
@@ -191,7 +191,7 @@ class PartRequest:
     """One request of a read: the sink of its answer.
 
     Attributes:
-        requester: Whoever sent it.
+        requester: The object that sent it, and hears of its head and its end.
         read: The read that it is a part of.
         start: Offset of its first byte in the object.
         length_bytes: Number of bytes requested; None for a whole object of unknown size.
@@ -199,7 +199,7 @@ class PartRequest:
             charged separately and not counted here.
         grown_bytes: For a body of unknown length that was dropped because the budget had no more bytes: how many bytes
             to reserve before it is requested again.
-        landing: Where its body goes; None while that is unknown.
+        landing: Memory for its body; None while that is unknown.
         buffer: The request's own buffer; None if it has none.
         completion: Says how the request ended; None until then.
         transfer: The transfer under way; None before and afterwards.

@@ -83,7 +83,7 @@ class FetchStatistics:
             grows.
         received_bytes: Bytes that have arrived so far, delivered or waiting.
         stall_s: Seconds that the consumer waited for data: near 0 means that reading keeps up with it.
-        stalls_count: How often the consumer waited.
+        stalls_count: Number of times that the consumer waited.
         throttled_count: Answers by which the store asked to slow down.
     """
 

@@ -70,7 +70,7 @@ class JsonLinesParser(SpanningParser):
 
     Args:
         shard: URL or key, for error messages.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        start_offset_bytes: Offset of the first chunk in the shard: 0, or a ``Sample.offset_bytes``.
         on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A line that is not a JSON object counts as one
             sample.
 

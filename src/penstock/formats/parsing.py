@@ -351,7 +351,7 @@ class RecordParser(FramedParser):
         shard: URL or key, for error messages.
         start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
         on_corrupt: Policy for corrupt bytes, as described at the top of this module.
-        content: What follows the format's name in one of ``FORMATS``, such as ``raw``, or ``auto``: the first record decides.
+        content: The second part of a name in ``FORMATS``, such as ``raw``; ``auto`` lets the first record decide.
 
     Raises:
         ConfigError: Reading begins inside the shard and `content` is ``auto``, because another record may hold something else.

@@ -38,7 +38,7 @@ class Unit(NamedTuple):
     """What can be read by itself: a sample of a zip, a row group of Parquet.
 
     Attributes:
-        spans: Where the wanted fields lie in the shard, ascending; empty if the unit has none of them.
+        spans: Ranges of the wanted fields in the shard, ascending; empty if the unit has none of them.
         samples_count: Number of samples.
         size_bytes: Size of all fields, wanted or not.
     """

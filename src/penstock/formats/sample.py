@@ -193,7 +193,7 @@ def member_of(key: str, group_by: Literal["stem"] | None) -> tuple[str, str] | N
 
     Args:
         key: Object key, as listed.
-        group_by: How keys become samples, as for ``group_objects``.
+        group_by: Rule by which keys become samples, as for ``group_objects``.
     """
     if key.endswith("/"):
         return None

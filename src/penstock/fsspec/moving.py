@@ -141,8 +141,8 @@ class MovingFileSystem(ContentsFileSystem):
         """Copy objects, inside a bucket by the store itself. The rules for the paths are fsspec's.
 
         Args:
-            path1: What to copy: a path, a pattern, or a list.
-            path2: Where to.
+            path1: The source: a path, a pattern, or a list.
+            path2: The target path.
             recursive: Whether to copy what lies below directories.
             maxdepth: The most levels to descend, at least 1; None descends into all.
             on_error: ``"raise"``, or ``"ignore"``, which leaves out objects that are missing by now; the default is

@@ -29,9 +29,9 @@ class Setting:
         high: Largest number; None for no bound.
         opened: Whether `low` itself is excluded.
         pattern: Regular expression that the text, or each of a list of texts, matches unless it is empty.
-        what: What is said of a value that the pattern does not match.
+        what: End of the error for a value that the pattern does not match, such as "is not a name".
         hint: The hint about it, or about a path that is not there.
-        path: What the text is a path of; relative ones in a file are relative to its folder. A ``url`` may also be a URL.
+        path: Kind of path that the text is; a relative one in a file is relative to its folder. A ``url`` may also be a URL.
         is_secret: Whether the value is never shown.
     """
 
@@ -318,8 +318,8 @@ class GatewayConfig:
         workers: Number of processes that share the port.
         cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept; empty uses 10 GB in
             ``$XDG_CACHE_HOME/penstock/gateway``, and ``"none"`` keeps nothing.
-        metadata_ttl_s: How long the gateway relies on sizes and versions of source objects without asking the upstream, in
-            seconds; 0 asks for each read.
+        metadata_ttl_s: Time for which the gateway relies on sizes and versions of source objects without asking the upstream,
+            in seconds; 0 asks for each read.
         results: URL of a prefix in which finished results are kept as well; empty for none.
         results_options: Options of ``penstock.connect`` for `results`, as in ``AccessPoint.upstream_options``.
         tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
@@ -330,12 +330,12 @@ class GatewayConfig:
         log_format: ``"lines"`` or ``"json"``.
         cpu_affinity: Whether each process stays on ``"one"`` processor or uses ``"all"``. ``"auto"`` is one, unless an
             upstream is read by TLS, because decryption gains from several. Source: bench/gateway.py.
-        status: Who may see the status page and the metrics. ``"loopback"`` shows both to this machine only, ``"metrics"`` shows
-            the metrics to everyone, and ``"everyone"`` shows both to everyone.
+        status: Clients that may see the status page and the metrics. ``"loopback"`` shows both to this machine only,
+            ``"metrics"`` shows the metrics to everyone, and ``"everyone"`` shows both to everyone.
         cors_origins: Origins whose web pages may use the gateway in a browser, e.g. ``https://example.org``; ``"*"`` for all.
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: Bounds on what clients may use.
-        webhook_service: How the gateway serves its transforms as webhooks.
+        webhook_service: Settings of the gateway's own webhooks.
         names: The names of the settings in messages; a file cannot set it.
     """
 

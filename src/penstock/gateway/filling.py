@@ -114,7 +114,7 @@ class FillJob:
 
     Attributes:
         config: The gateway, with only the access points that are filled.
-        places: Where a result must be in the end: in the bucket of results, in the cache of the node that makes it, or both.
+        places: Places that must have a result in the end: the bucket of results, the cache of the node that makes it, or both.
         query: Parameters of the query of the requests whose results are made, e.g. ``{"x-penstock-epoch": "3"}``.
         caller: ID of the access key that sends them, for Lambda handlers whose answers depend on it.
     """

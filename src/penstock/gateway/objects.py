@@ -57,6 +57,20 @@ def invalid_argument(name: str, message: str, value: str = "") -> S3Error:
     return S3Error("InvalidArgument", message, status=400, details=details)
 
 
+def number_in(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:
+    """Return a number of a query or of headers, at most `most`.
+
+    Raises:
+        S3Error: It is not a number from 0 to 2^31 - 1.
+    """
+    text = query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
+        raise invalid_argument(name, f"Provided {name} not an integer or within integer range", text)
+    return min(int(text), most)
+
+
 def not_implemented(what: str) -> S3Error:
     """Return the error of something that this gateway does not do."""
     message = f"A header or operation you provided implies functionality that is not implemented: {what}."

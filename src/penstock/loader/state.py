@@ -146,7 +146,7 @@ class LoaderState:
         """Refuse a state that was saved with another order.
 
         Args:
-            mode: How this loader reads, ``"index"``, ``"stream"`` or ``"sequential"``.
+            mode: Mode of this loader: ``"index"``, ``"stream"`` or ``"sequential"``.
             facts: The facts that its order depends on, by name.
 
         Raises:

@@ -88,7 +88,7 @@ class StoreFileSystem:
         directories: The tree of names.
         files: Opens files.
         view: Owner and permissions.
-        ttl_s: How long the kernel may use a name and what it stands for, in seconds since the store was asked;
+        ttl_s: Seconds, since the store was asked, for which the kernel may use a name and what it stands for;
             ``math.inf`` for as long as the mount lives.
         negative_ttl_s: The same for names that do not exist.
     """

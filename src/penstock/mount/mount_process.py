@@ -40,7 +40,7 @@ class RunningMount:
     The mount also ends when this process does, however it ends.
 
     Attributes:
-        directory: Where the files are.
+        directory: The mount point.
         url: URL that is mounted.
         log_file: Path of the log of the process that serves the mount.
     """
@@ -163,7 +163,7 @@ def mount(
         url: URL to mount: ``s3://bucket/prefix/``, a directory, or any URL that ``connect`` takes.
         directory: An empty directory, which shows the files.
         manifest: URL of a manifest; its objects are the files, and nothing is listed.
-        metadata_ttl_s: How long names, sizes and versions may be used without asking the store, in seconds; "indefinite" or
+        metadata_ttl_s: Seconds for which names, sizes and versions may be used without asking the store; "indefinite" or
             ``math.inf`` for as long as the mount lives. An open file always remains the version that was opened.
         uid: Owner of all files; None is this user.
         gid: Group of all files; None is this user's.
@@ -177,12 +177,12 @@ def mount(
         profile: Section of ``~/.aws/config``.
         credentials: Fixed access keys.
         anonymous: Whether to send unsigned requests.
-        addressing: How a bucket becomes part of a URL.
+        addressing: Place of the bucket in URLs.
         transport: Deadlines, connections, TLS and proxy.
         retry: Attempts and backoff.
         hedge: Second requests for late answers.
         fetch: Sizes of parts, read-ahead, and the byte budget of the process that serves the mount.
-        cache: Where to keep what is read on this node's disk: ``"/nvme/penstock:200GB"``.
+        cache: Directory on this node's disk that keeps what is read, and its size: ``"/nvme/penstock:200GB"``.
 
     Raises:
         ConfigError: An argument is not valid, or the system does not permit the mount; the hint says what to do.

@@ -234,7 +234,7 @@ class Conversion(PackJob):
         """Write the shards that are not finished, then the index and the manifest.
 
         Args:
-            execution: How the plan is carried out.
+            execution: Options for carrying out the plan.
             listener: Receives progress.
 
         Raises:

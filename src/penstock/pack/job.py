@@ -117,9 +117,9 @@ class PackJob:
         """Write the shards of the plan that are not finished, then the index and the manifest.
 
         Args:
-            recipe: How shards are written.
+            recipe: Format and options of the shards.
             grouped: Returns the shards in groups that are written one after the other.
-            options: How the plan is carried out.
+            options: Options for carrying out the plan.
             listener: Receives progress.
 
         Raises:

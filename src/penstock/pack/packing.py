@@ -168,7 +168,7 @@ class Packing(PackJob):
     Args:
         source: A source that ``pack`` takes.
         folder: URL of the destination, which ends with a slash.
-        options: How samples become shards.
+        options: Options of the shards.
         connection: Connection options of source and destination.
     """
 
@@ -343,7 +343,7 @@ class Packing(PackJob):
         """Write the shards that are not finished, then the index and the manifest.
 
         Args:
-            execution: How the plan is carried out.
+            execution: Options for carrying out the plan.
             listener: Receives progress.
 
         Raises:

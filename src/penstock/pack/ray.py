@@ -191,7 +191,7 @@ def write_on_cluster(
 
     Args:
         groups: Shards in groups that are written one after the other.
-        task: What each machine is given.
+        task: The part of the plan that each machine carries out.
         options: Address of the cluster, and number of shards at a time.
         listener: Receives progress, a group of shards at a time.
 

@@ -120,7 +120,7 @@ def write_in_threads(
         groups: Shards in groups that are written one after the other.
         folder: Folder of the shards.
         stores: Stores of the plan's roots, in their order.
-        recipe: How shards are written.
+        recipe: Format and options of the shards.
         options: Number of shards at a time, memory limit, and whether shards are verified.
         listener: Receives progress.
 

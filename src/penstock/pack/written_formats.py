@@ -68,7 +68,7 @@ class WrittenFormat(NamedTuple):
             first bytes of a shard depend on everything after them.
         suffix: Suffix of the shards' names.
         read_as: Name of the format that reads the shards.
-        features: What it stores of a sample; numbers that it does not store become text.
+        features: Fields of a sample that it stores; numbers that it does not store become text.
         has_offsets: Whether each sample occupies one byte range, which the index records; otherwise the index has only
             the number of samples.
         compression: Compression of the whole shard, a key of ``COMPRESSORS``; None if there is none.

@@ -46,7 +46,7 @@ class Pipeline:
     ``penstock.shards``, ``penstock.objects``, ``penstock.mix`` and ``penstock.channels.PipeReader.pipeline`` make a pipeline.
 
     Attributes:
-        source: Where samples come from.
+        source: Source of the samples.
         stages: Stages that the samples go through, from first to last.
     """
 

@@ -317,7 +317,7 @@ def merged_reads(
     Args:
         ranges: The ranges in any order; an object that is read as a whole may occur once only.
         stores: The stores that hold the objects.
-        config: How the stores are read.
+        config: Limits for reading the stores.
         gap_bytes: The widest gap to read through; None: as ``gap_worth_bytes`` says.
     """
     whole = [each for each in ranges if each.item.span is None]

@@ -69,7 +69,7 @@ class CredentialProvider:
 
     Attributes:
         current: The keys; None while they are unknown.
-        source: Where they come from, for messages.
+        source: Name of their origin, for messages.
     """
 
     def __init__(self, fixed: Credentials | None, *, profile: str | None = None) -> None:

@@ -132,10 +132,10 @@ class WaitingSink:
     """A sink that one thread waits for.
 
     Args:
-        landing: Where the body goes; None for a new private buffer.
+        landing: Memory for the body; None for a new private buffer.
 
     Attributes:
-        completion: How the operation ended; None until then.
+        completion: The end of the operation; None until then.
     """
 
     __slots__ = ("_ended", "completion", "landing")

@@ -70,7 +70,7 @@ class S3Store(RemoteStore):
     Without a bucket, ``ListPage`` returns the buckets as prefixes, and no other operation is possible.
 
     Args:
-        endpoint: Where the bucket is: endpoint, region, addressing, prefix.
+        endpoint: Endpoint, region, addressing and prefix of the bucket.
         provider: Provider of the credentials; None for anonymous requests.
         transport: Deadlines and connections; None means ``TransportConfig()``.
         options: Requester pays, SSE-C, expected owner; None means ``S3Options()``.

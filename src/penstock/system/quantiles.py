@@ -9,7 +9,7 @@ class Recent:
     """The most recent numbers, and their quantiles. Contention between threads may lose a few numbers.
 
     Args:
-        count: How many numbers to keep.
+        count: Number of values to keep.
 
     Cost: about 0.1 µs for each number added.
     """

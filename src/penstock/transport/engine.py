@@ -40,7 +40,7 @@ class Engine:
     """All event loops of this process.
 
     Attributes:
-        closings: How often ``close()`` was called; a backoff that spans a close does not start the engine again.
+        closings: Number of calls of ``close()``; a backoff that spans a close does not start the engine again.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class HttpRequest:
         signing: Signs the request at the moment that it is sent; None for an anonymous request.
         sink: Hears how the exchange goes.
         config: Deadlines and connections.
-        landing: Where a successful body goes; None lets ``sink.on_head`` decide.
+        landing: Memory for a successful body; None lets ``sink.on_head`` decide.
         redirects_max: Largest number of redirects that libcurl follows; 0 for signed requests.
     """
 
@@ -106,7 +106,7 @@ class HttpAnswer:
     Attributes:
         status: Status of the last answer; 0 if there was none.
         headers: Headers of the last answer, by lower-case name.
-        landing: Where the body is, up to its ``position``; None if there is none.
+        landing: Memory that has the body, up to its ``position``; None if there is none.
         received_bytes: Number of bytes of the body that arrived.
         error_body: Body of an answer that is not 2xx.
         curl_error: Code of libcurl, whatever carried the exchange (0: complete), or one of the negative codes below.

@@ -495,7 +495,7 @@ class Splicer:
 
         Args:
             fd: The socket, which must not block.
-            landing: Where the bytes go.
+            landing: Memory for the bytes.
             length_bytes: Most bytes to move; the landing has room for them.
 
         Returns:

@@ -198,8 +198,8 @@ class _ShardStream(io.RawIOBase):
     """One object, read once from its beginning to its end.
 
     Args:
-        streams: Where its chunks come from until it is left.
-        place: Where the object lies.
+        streams: Source of its chunks, until it is left.
+        place: Store and key of the object.
         chunk: First chunk of the object.
     """
 

@@ -80,7 +80,7 @@ def begin_channels(
 
     Args:
         job: The job.
-        layout: Where the channels are.
+        layout: Paths of the run, among them that of the channels.
         stores: The stores of the run.
         stack: The stack that ends the channels when it is closed.
         progress: Hears of downloads, from several threads.

@@ -42,8 +42,8 @@ class Job:
         name: Name of the job.
         base: Base directory; None makes a private one.
         downloads: Directory that keeps what File mode downloads for later runs; None keeps nothing.
-        model_url: Where the model goes; a URL that ends with ``.tar.gz`` is one archive, any other one a prefix.
-        output_url: Where the output goes, in the same way.
+        model_url: URL of the model; one that ends with ``.tar.gz`` is an archive, any other one a prefix.
+        output_url: URL of the output, in the same form.
         checkpoint_url: Prefix of the checkpoints.
         stop_s: Seconds that the program has after a signal.
         runtime_s_max: Seconds after its start at which the program is stopped by SIGTERM.

@@ -100,8 +100,8 @@ def run(
         current_host: Name of this host; goes together with `hosts`.
         base: Base directory; None takes ``SAGEMAKER_BASE_DIR``, or makes a private one that is removed at the end.
         downloads: Directory that keeps what File mode downloads for later runs; None keeps nothing.
-        model_url: Where the model goes: a prefix, or one archive if it ends with ``.tar.gz``.
-        output_url: Where the output goes, in the same way.
+        model_url: URL of the model: a prefix, or one archive if it ends with ``.tar.gz``.
+        output_url: URL of the output, in the same form.
         checkpoint_url: Prefix to which checkpoints go while the program runs, and from which they come at the start.
         stop_s: Seconds that the program has after a signal, before it is killed.
         strict: Whether SageMaker's own limits hold, such as 20 channels.

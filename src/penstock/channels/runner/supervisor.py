@@ -214,7 +214,7 @@ def mounts_below(base: Path, *, kind: bytes = b"") -> list[str]:
 
     Args:
         base: The directory.
-        kind: How the type of their file systems begins.
+        kind: Beginning of the type of their file systems.
     """
     found = []
     root = os.path.realpath(base)  # the kernel shows paths without links

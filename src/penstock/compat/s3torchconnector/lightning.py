@@ -65,7 +65,7 @@ class S3LightningCheckpoint(LightningCheckpointIO):
 
         Args:
             path: ``s3://`` URI of the object, a str.
-            map_location: Where tensors go, as for ``torch.load``; None is the CPU.
+            map_location: Device of the tensors, as for ``torch.load``; None is the CPU.
             weights_only: Whether to refuse anything but tensors and plain values. None is PyTorch's default, and False with a
                 Lightning before 2.6, as in the connector.
 

@@ -87,7 +87,7 @@ def open_body(
     Args:
         pieces: The body as it arrives, cut anywhere.
         head: The request.
-        payload: How the body is encoded.
+        payload: Encoding and signature of the body, as its headers declare them.
         signer: Signs the chunks of the body again; None if nothing was verified.
 
     Raises:

@@ -142,7 +142,7 @@ class AccessKeys:
 
         Args:
             text: The text.
-            source: Where `text` comes from, for messages: the path of a file, or the name of a variable.
+            source: Origin of `text` for messages: the path of a file, or the name of a variable.
 
         Raises:
             ConfigError: A key is not valid. The message has its line, and never a secret.

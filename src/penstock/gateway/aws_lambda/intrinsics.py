@@ -141,7 +141,7 @@ class Resolver:
         Args:
             value: A value of the template.
             place: The place of the value in the template, for messages.
-            depth: How many references led to it.
+            depth: Number of references that led to it, from 0.
 
         Raises:
             ConfigError: It refers to something that only CloudFormation knows.

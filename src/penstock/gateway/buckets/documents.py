@@ -7,8 +7,8 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from penstock.gateway.buckets.requests import PARTS_MAX, check_write_conditions, number_in
-from penstock.gateway.objects import Answer, S3Error, invalid_argument, not_implemented
+from penstock.gateway.buckets.requests import PARTS_MAX, check_write_conditions
+from penstock.gateway.objects import Answer, S3Error, invalid_argument, not_implemented, number_in
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped
 from penstock.redaction import public_url
 from penstock.types import Part
@@ -78,7 +78,7 @@ def element(name: str, content: object, *, encode: Callable[[str], str] | None =
     Args:
         name: Name of the element.
         content: Text of the element, or its children as pairs of name and content. A child whose content is None is left out.
-        encode: How to write text; None escapes it.
+        encode: Function that writes a text; None escapes it.
     """
     if isinstance(content, str | int):
         text = str(content)

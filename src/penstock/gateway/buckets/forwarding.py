@@ -384,7 +384,7 @@ class StreamedBody:
 
     Attributes:
         length_bytes: Number of bytes of the body.
-        error: What is wrong with the client's body; None if nothing is.
+        error: The error of the client's body; None if it is right so far.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], length_bytes: int) -> None:

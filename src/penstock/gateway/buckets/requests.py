@@ -222,20 +222,6 @@ def tags_in_header(headers: Mapping[str, str]) -> dict[str, str]:
     return checked_tags(parse_qsl(headers.get("x-amz-tagging", ""), keep_blank_values=True))
 
 
-def number_in(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:
-    """Return a number of the query, at most `most`.
-
-    Raises:
-        S3Error: It is not a number from 0 to 2^31 - 1.
-    """
-    text = query.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
-        raise invalid_argument(name, f"Provided {name} not an integer or within integer range", text)
-    return min(int(text), most)
-
-
 async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
     """Return the body of a request that holds a document.
 

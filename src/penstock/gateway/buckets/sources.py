@@ -23,7 +23,7 @@ class BucketSource:
         request: The request that caused the reading; its conditions and its range do not apply to the source.
         key: Key in the bucket.
         head: The version.
-        links: How other processes reach the object; None if they cannot.
+        links: Makes the URLs by which other processes reach the object; None if they cannot.
 
     Attributes:
         key: Key in the bucket.

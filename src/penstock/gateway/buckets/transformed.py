@@ -71,7 +71,7 @@ class TransformedBucket:
         scope: The upstream of that bucket, as ``scope_of`` names it.
         transform: The transform that turns a source into a result. It is closed with this bucket.
         results: The results of this process.
-        links: How other processes reach the sources; None if the transform reads them in this process only.
+        links: Makes the URLs by which other processes reach the sources; None if only this process reads them.
         created_s: When the access point was created, in seconds since 1970; 0 if that is not known.
 
     Attributes:

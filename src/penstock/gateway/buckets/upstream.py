@@ -53,7 +53,7 @@ class UpstreamBucket:
         name: Name of the bucket.
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
-        operations: What changes the store's objects, as ``operations_for`` makes it; None if the bucket can only be read.
+        operations: The operations that change the store's objects, from ``operations_for``; None if the bucket is read-only.
         bodies: Keeps the bytes of small objects that are read again and again; None leaves that to the page cache.
 
     Attributes:

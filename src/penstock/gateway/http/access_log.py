@@ -109,7 +109,7 @@ class AccessLogWriter:
     event loop. If 100 000 of them wait, further ones are dropped and counted; a line says how many.
 
     Args:
-        stream: Where lines go, e.g. ``sys.stderr``.
+        stream: The text file that lines are written to, e.g. ``sys.stderr``.
         style: ``"lines"`` or ``"json"``.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import invalid_argument, number_in
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped, timestamp, url_encoded
 from penstock.types import ListPage
 
@@ -165,20 +165,20 @@ class ListQuery:
         """
         kind = query.get("list-type", "1")
         if kind not in ("1", "2"):
-            raise _invalid("list-type", kind, "Invalid list type")
+            raise invalid_argument("list-type", "Invalid list type", kind)
         is_v2 = kind == "2"
         encoding = query.get("encoding-type", "")
         if encoding not in ("", "url"):
-            raise _invalid("encoding-type", encoding, "Invalid Encoding Method specified in Request")
+            raise invalid_argument("encoding-type", "Invalid Encoding Method specified in Request", encoding)
         for name in ("prefix", "delimiter", "marker", "start-after"):
             if len(query.get(name, "").encode()) > _TEXT_BYTES_MAX:
-                raise _invalid(name, "", f"It is longer than {_TEXT_BYTES_MAX} bytes.")
+                raise invalid_argument(name, f"It is longer than {_TEXT_BYTES_MAX} bytes.")
         token = query.get("continuation-token") if is_v2 else None
         return cls(
             is_v2=is_v2,
             prefix=query.get("prefix", ""),
             delimiter=query.get("delimiter", ""),
-            keys_max=number_in(query, "max-keys", default=_KEYS_COUNT_MAX),
+            keys_max=number_in(query, "max-keys", default=_KEYS_COUNT_MAX, most=_KEYS_COUNT_MAX),
             start_after=query.get("start-after" if is_v2 else "marker", ""),
             token=token,
             store_token=opened_token(token) if token is not None else None,
@@ -235,22 +235,6 @@ def opened_token(token: str) -> str:
             raise ValueError
         return base64.b64decode(token, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass")
     except (ValueError, binascii.Error):
-        raise _invalid("continuation-token", token[:100], "The continuation token provided is incorrect") from None
-
-
-def number_in(query: Mapping[str, str], name: str, *, default: int) -> int:
-    """Return a number of entries, which is the largest one, `default`, unless the query says less.
-
-    Raises:
-        S3Error: It is not a number from 0 to 2^31 - 1.
-    """
-    text = query.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
-        raise _invalid(name, text[:100], f"Provided {name} not an integer or within integer range")
-    return min(int(text), default)
-
-
-def _invalid(name: str, value: str, message: str) -> S3Error:
-    return S3Error("InvalidArgument", message, status=400, details={"ArgumentName": name, "ArgumentValue": value})
+        raise invalid_argument(
+            "continuation-token", "The continuation token provided is incorrect", token[:100]
+        ) from None

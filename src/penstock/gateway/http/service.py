@@ -10,13 +10,20 @@ from penstock.gateway.http.documents import (
     ListQuery,
     bucket_list,
     bucket_location,
-    number_in,
     object_list,
     opened_token,
     sealed_token,
 )
 from penstock.gateway.http.object_answers import answer_get, answer_head
-from penstock.gateway.objects import SUB_RESOURCES, Answer, S3Error, access_denied, copy_source, not_implemented
+from penstock.gateway.objects import (
+    SUB_RESOURCES,
+    Answer,
+    S3Error,
+    access_denied,
+    copy_source,
+    not_implemented,
+    number_in,
+)
 from penstock.types import Page
 
 if TYPE_CHECKING:
@@ -121,7 +128,7 @@ class Service:
             raise method_not_allowed()
         query = request.query
         prefix, region, token = query.get("prefix", ""), query.get("bucket-region"), query.get("continuation-token")
-        count_max = number_in(query, "max-buckets", default=_BUCKETS_COUNT_MAX)
+        count_max = number_in(query, "max-buckets", default=_BUCKETS_COUNT_MAX, most=_BUCKETS_COUNT_MAX)
         after = opened_token(token) if token is not None else ""
         found = [
             (bucket, self._region_of(bucket))

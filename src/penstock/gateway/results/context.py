@@ -47,11 +47,11 @@ class ResultsConfig:
         storing_blocks_max: Blocks of one run that may wait for the disk.
         held_blocks_max: Blocks of one run that are held in memory for readers if the disk does not take them.
         lag_s_max: Time in seconds for which the slowest reader of such a run may make no progress before it is left behind.
-        hold_s: How long a result of a transform that is not deterministic is held after its last use, in seconds.
+        hold_s: Seconds for which a result of a transform that is not deterministic is held after its last use.
         threads_max: Largest number of threads that read and write blocks.
         records_max: Number of records of results that are remembered.
         uploads_max: Largest number of results that wait to be stored in the bucket of results; further ones are not stored.
-        upload_drain_s_max: How long closing waits for them, in seconds.
+        upload_drain_s_max: The most seconds that closing waits for uploads.
     """
 
     recent_bytes_max: int = 64 * MIB

@@ -293,7 +293,7 @@ class DerivedContent(NamedTuple):
 
     Attributes:
         results: The results.
-        leftovers: What gateways left behind that were killed while storing a result: bytes without a record, a record that is
+        leftovers: Remains of gateways that were killed while storing a result: bytes without a record, a record that is
             damaged, or the note about an upload.
     """
 

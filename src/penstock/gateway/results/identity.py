@@ -103,7 +103,7 @@ class ResultPlan:
     """A result, and how it is produced.
 
     Attributes:
-        name: How the result is found.
+        name: Name by which the result is found.
         produce: Writes the result; see ``Transform.run``. Cancelling its task ends it. None if the result can only be read as
             long as it is kept.
         transform: Name of the transform, for logs and messages.

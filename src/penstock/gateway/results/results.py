@@ -31,7 +31,7 @@ class Results:
     """Produces results once, and reads them. All methods run on the event loop of the process.
 
     Args:
-        storage: Where results are kept; see ``open_storage``. It is closed with this object.
+        storage: The storage of results, from ``open_storage``. It is closed with this object.
         config: The limits.
         metrics: Takes the counters.
         derived_store: Bucket or prefix in which finished results are kept as well; None for none. It is closed with this

@@ -36,7 +36,7 @@ class Journal:
 
         Args:
             text: A sentence on what happened. Secrets in URLs, and characters that control a terminal, are removed from it.
-            level: How bad it is.
+            level: Level of ``logging``.
             fields: Further members of the JSON object; lines do not show them.
         """
         shown = printable(public_text(text), lines=True)

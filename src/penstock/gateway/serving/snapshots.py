@@ -57,7 +57,7 @@ class Totals:
         gauges: Sums of the gauges.
         histograms: Sums of the histograms: numbers in each bucket of ``BOUNDS_S``, and the sum of durations.
         snapshots: The last snapshot of each living process.
-        restarts: How often a process that ended was started again.
+        restarts: Number of processes that ended and were started again.
     """
 
     counters: dict[LabelledName, float] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class TransformProcess:
     Attributes:
         is_clean: Whether it waits for a call.
         calls_count: Number of calls that it has got.
-        description: What it has said of the program; None before it has started.
+        description: The program's description, as its process sent it; None before it has started.
     """
 
     def __init__(self, name: str, setup: ProcessSetup) -> None:

@@ -353,7 +353,7 @@ class TransformPool(WorkerPool[TransformProcess]):
         processes_count: Number of processes.
 
     Attributes:
-        description: What the first process has said of the program; None before it has started.
+        description: The program's description, as its first process sent it; None before it has started.
     """
 
     def __init__(self, program: TransformProgram, *, access_point: AccessPoint, processes_count: int) -> None:

@@ -37,7 +37,7 @@ class SampleBlock(NamedTuple):
 
     Attributes:
         samples: The samples, in order.
-        segments: Where each of them came from.
+        segments: The segment of each sample.
         positions: int64[n]: their positions in the order of the job.
     """
 

@@ -261,7 +261,7 @@ class FirstBatchPrefetch:
     Attributes:
         sources: The sources.
         indexes: Says where samples lie.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
         positions_count: Number of positions of the first batch, of all ranks.
     """
 

@@ -48,7 +48,7 @@ class LaneReader:
 
     Args:
         segments: The segments, in the order in which they are read.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
     """
 
     def __init__(self, segments: Sequence[ShardSegment], *, reading: ReadOptions) -> None:
@@ -131,7 +131,7 @@ class StreamedSegments:
 
     Args:
         segments: The segments, in the order in which they are read.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
 
     Attributes:
         segment: The segment that is being read.
@@ -351,7 +351,7 @@ class SequentialLaneReader:
         reader: Gives the samples.
         epoch: Epoch number, from 0.
         skip_count: Number of samples to pass over.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
 
     Raises:
         ConfigError: The reader has begun this epoch before.

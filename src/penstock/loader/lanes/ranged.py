@@ -47,7 +47,7 @@ class RangedShard:
 
     Args:
         segment: Segment of a shard to read.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
 
     Attributes:
         segment: The segment.
@@ -360,7 +360,7 @@ class TableOfContents:
     Args:
         segment: A segment of the shard.
         fields: Fields to read; None: all.
-        reading: How lanes read.
+        reading: Options of lanes for reading.
 
     Attributes:
         shard: The shard.

@@ -86,7 +86,7 @@ class IndexRecorder:
     """Records the shards that one process reads, and writes their index.
 
     Args:
-        place: Where the index is kept.
+        place: Place of the index.
     """
 
     def __init__(self, place: IndexPlace) -> None:

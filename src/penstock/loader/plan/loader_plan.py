@@ -47,7 +47,7 @@ class LoaderPlan:
         options: Options of the loader.
         read_plan: Read plan of this rank.
         batching: Size of the batches.
-        batch_plan: How this rank makes its batches.
+        batch_plan: Size and finishing of this rank's batches.
         facts: The facts that the order depends on, for the state.
         digest: Identity of the data set.
         is_masked: Whether batches always have all their rows, and ``__valid__`` says which rows hold a sample.

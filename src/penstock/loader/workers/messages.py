@@ -46,7 +46,7 @@ class IndexedInput:
     """The input of a worker where an index counts the batches: positions follow from their numbers.
 
     Attributes:
-        read_plan: How the rank reads.
+        read_plan: The rank's plan for reading.
         position: Position to begin at.
         stop: Position that ends the epoch.
         global_size: Number of samples in a batch of all ranks.
@@ -76,7 +76,7 @@ class StreamedInput:
     """The input of a worker that reads whole shards, and reports where its lanes are.
 
     Attributes:
-        read_plan: How the rank reads.
+        read_plan: The rank's plan for reading.
         position: Position to begin at, in the worker's lanes alone.
     """
 
@@ -109,7 +109,7 @@ class WorkerJob(NamedTuple):
     Attributes:
         input: Samples that the worker reads.
         pipeline: The pipeline; what its stages hold (locks, tables) is made in the worker.
-        plan: How to make batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
+        plan: The plan of the batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
         epoch: Epoch number, from 0.
         first_batch: Number, in the run, of the first batch that the worker fills.
         number: Number of the worker, from 0.

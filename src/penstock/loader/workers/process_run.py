@@ -94,7 +94,7 @@ class PendingBatch:
     """A batch that workers are filling.
 
     Attributes:
-        assignment: Who fills which rows.
+        assignment: Assigns rows to workers.
         slot: Slot of the batch; None if it has no columns of arrays, or they are not known yet.
         results: Report of each worker on its rows, by number of the worker.
         error: Error that the batch raises in place of being handed out.
@@ -110,7 +110,7 @@ class ProcessBackend:
     """The counterpart of ``ThreadBackend`` for worker processes. ``close()`` ends their jobs, at any time.
 
     Args:
-        plan: How to make batches.
+        plan: The plan of the batches.
         assigner: Assigns the rows of the rank's batches.
         jobs: The job of each worker.
         pool: Gives the processes, and keeps them between epochs.

@@ -370,7 +370,7 @@ def divide(
     """Divide an epoch, or the rest of one, among worker processes.
 
     Args:
-        read_plan: How the rank reads.
+        read_plan: The rank's plan for reading.
         position: Position to begin at; None is the beginning of the epoch.
         epoch: Epoch number, from 0.
         batching: Size of the batches of all ranks, and how many samples are taken.

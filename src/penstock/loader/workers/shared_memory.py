@@ -102,7 +102,7 @@ class Slots:
     """The slots of an epoch. One thread at a time takes slots; they may come back in any thread.
 
     Attributes:
-        layout: Where the columns lie in each slot.
+        layout: Places of the columns in each slot.
 
     Args:
         layout: Layout of the batches.

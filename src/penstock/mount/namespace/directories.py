@@ -49,7 +49,7 @@ class StoreDirectories:
 
     Args:
         store: Store that is listed; its keys are the paths.
-        ttl_s: How long an answer of the store may be used, in seconds; ``math.inf`` for as long as the mount lives.
+        ttl_s: Seconds for which an answer of the store may be used; ``math.inf`` for as long as the mount lives.
         entries_max: The most entries that listings hold together; one listing may be longer than that.
         number: Function that numbers keys, as ``key_number`` does.
 

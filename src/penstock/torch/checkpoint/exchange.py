@@ -117,7 +117,7 @@ def write_items(
 
     Args:
         group: The ranks.
-        writer: Where to write; it belongs to this checkpoint.
+        writer: Writer of this checkpoint.
         items: Contribution of this rank: tensors whose shape and shards are saved.
         values: The values of this rank's shards, by name.
 

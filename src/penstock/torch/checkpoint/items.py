@@ -157,7 +157,7 @@ class WrittenItem(NamedTuple):
     """An item that was written.
 
     Attributes:
-        item: Where it lies.
+        item: Place of the tensor in the file.
         crc: CRC-32C of all its bytes.
     """
 

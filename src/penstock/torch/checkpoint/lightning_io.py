@@ -89,7 +89,7 @@ class LightningCheckpointIO(_Interface):  # type: ignore[misc]  # Lightning is n
 
         Args:
             path: URL or path of the file.
-            map_location: Where tensors go, as for ``torch.load``; None is the CPU, as in Lightning's own plugin.
+            map_location: Device of the tensors, as for ``torch.load``; None is the CPU, as in Lightning's own plugin.
             weights_only: Whether to refuse anything but tensors and plain values; None is PyTorch's default, which is True.
 
         Raises:

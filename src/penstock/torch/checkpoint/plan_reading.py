@@ -51,7 +51,7 @@ class _Read(NamedTuple):
     Attributes:
         file: Name of the file.
         span: The range.
-        memory: Where the bytes go; None for memory of ours, uint8[n].
+        memory: uint8[n] for the bytes; None for new memory.
         block_crcs: Checksums of the blocks of the range; empty if there are none.
         block_bytes: Length of a block.
         name: Name of the tensor or object in the state dict.

@@ -155,7 +155,7 @@ def load_safetensors(
         url: URL of a file, of a directory, or of an index; see ``open_safetensors``.
         names: Names of the tensors to load; or a function that takes a name and returns whether to load it, such as
             ``lambda name: name.startswith("encoder.")``; None loads all.
-        device: Where the tensors go. With ``"meta"``, only headers are read, and the tensors have no memory.
+        device: Device of the tensors. With ``"meta"``, only headers are read, and the tensors have no memory.
         **options: Options of ``penstock.connect``.
 
     Returns:
@@ -306,7 +306,7 @@ class SafetensorsReader:
 
         Args:
             names: Names of the tensors; or a function that says of each name whether to load it; None loads all.
-            device: Where the tensors go.
+            device: Device of the tensors.
 
         Raises:
             ConfigError: `names` is one text, or `device` is not a device.

@@ -154,7 +154,7 @@ def load(
 
     Args:
         url: URL of the object, with any scheme that ``penstock.connect`` supports.
-        map_location: Where storages go; see ``torch.load``.
+        map_location: Device of the storages; see ``torch.load``.
         weights_only: Whether to refuse all but tensors and plain data; see ``torch.load``. With False, the file can run
             any code.
         mmap: Whether the tensors share one block of memory that lies outside of the process's heap (an anonymous file),
@@ -275,7 +275,7 @@ class _Memory:
 
     Attributes:
         storages: The storages by key; their bytes have to be read yet.
-        pieces: Where which bytes of the file go, in order.
+        pieces: Ranges of the file and the memory for each, in order.
         headers: The storages, and the memory of their headers.
     """
 

@@ -250,7 +250,7 @@ class Checkpoint:
         """Save the state as the checkpoint of a step. A checkpoint of the same step is replaced.
 
         Args:
-            url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
+            url: URL of the checkpoints of this run: ``s3://bucket/run/``.
             step: Number of steps that have been trained; the checkpoint with the largest one is the newest.
             wait: Whether to wait until the checkpoint is on the store. False returns when the state has been copied to
                 memory, and uploads the copy while training continues; if another save is running, it waits for that one first.
@@ -316,7 +316,7 @@ class Checkpoint:
         refuses its state, the others get back what they had.
 
         Args:
-            url: Where the checkpoints of this run lie: ``s3://bucket/run/``.
+            url: URL of the checkpoints of this run: ``s3://bucket/run/``.
             step: Step of the checkpoint; None takes the newest one.
             strict: Whether the model and the optimizer must have exactly the parameters of the checkpoint. False restores
                 those that both have; their shapes and dtypes must match in any case.

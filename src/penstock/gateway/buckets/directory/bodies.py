@@ -182,11 +182,11 @@ class CopySource:
 
     Args:
         opened: The open object.
-        size_bytes: Its size in bytes.
+        size_bytes: Size of the source in bytes.
         threads: Threads for operations on files.
 
     Attributes:
-        size_bytes: Its size in bytes.
+        size_bytes: Size of the source in bytes.
         etag: ETag of the version, with its quotes.
         modified_s: When it was last changed, in seconds since 1970.
         headers: Headers of the object, without checksums.

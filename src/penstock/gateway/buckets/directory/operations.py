@@ -36,14 +36,21 @@ from penstock.gateway.buckets.requests import (
     checked_tags,
     checksum_wanted,
     copied_span,
-    number_in,
     object_headers,
     part_number,
     read_document,
     refuse_shared_access,
     tags_in_header,
 )
-from penstock.gateway.objects import Answer, S3Error, access_denied, copy_source, invalid_argument, version_missing
+from penstock.gateway.objects import (
+    Answer,
+    S3Error,
+    access_denied,
+    copy_source,
+    invalid_argument,
+    number_in,
+    version_missing,
+)
 from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
 from penstock.types import ListPage, Part
 
@@ -67,7 +74,7 @@ class DirectoryOperations(BucketOperations):
 
     Args:
         files: Files of the bucket.
-        listing: Its keys.
+        listing: The keys of the bucket, in order.
         threads: Threads for operations on files.
         find_bucket: Finds the bucket of the source of a copy.
         may_write: Whether the bucket is writable at all.

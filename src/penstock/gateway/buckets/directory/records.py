@@ -142,7 +142,7 @@ class AttributeRecords:
     """Records in an extended attribute of the file itself; one that is too long for it is kept beside it.
 
     Args:
-        sidecars: Where long records are kept: ext4 has room for 4 KB.
+        sidecars: Store of the records that are too long for an attribute: ext4 has room for 4 KB.
     """
 
     def __init__(self, sidecars: SidecarRecords) -> None:

@@ -198,7 +198,7 @@ def converted(
     Args:
         groups: The samples of the source.
         convert: Converts a group, and yields after each part of it that may be handed on by itself.
-        output: Where `convert` and `finish` write.
+        output: The result, to which `convert` and `finish` write.
         finish: Called after the last group.
     """
     for group in groups:
