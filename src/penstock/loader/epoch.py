@@ -217,14 +217,14 @@ class Epoch:
         if not plan.is_rebatched:
             division, backend = self._divide(pool, plan.batch_plan, plan.read_batching)
             return backend, division.batches, division.begin
-        from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
+        from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_backend
 
         blocks_plan = block_plan(plan.batch_plan)
         batching = plan.read_batching._replace(global_size=blocks_plan.batch_size * plan.read_plan.order.world_size)
         division, backend = self._divide(pool, blocks_plan, batching)
         blocks = Blocks(backend, batches=division.batches, begin=division.begin)
         begin = rebatched_position(self.position, division.begin)
-        return rebatching_run(plan.batch_plan, blocks, begin=begin, meter=self.meter), None, begin
+        return rebatching_backend(plan.batch_plan, blocks, begin=begin, meter=self.meter), None, begin
 
     def _divide(self, pool: ProcessPool, batch_plan: BatchPlan, batching: Batching) -> tuple[Division, ProcessBackend]:
         from penstock.loader.workers.process_run import ProcessBackend, worker_jobs
@@ -236,11 +236,11 @@ class Epoch:
             feed_position(self.position),
             epoch=self.number,
             batching=batching,
-            run_plan=batch_plan,
+            batch_plan=batch_plan,
             processes_count=plan.options.processes,
         )
         jobs = worker_jobs(
-            division, pipeline=plan.pipeline, run_plan=batch_plan, epoch=self.number, rebatches=plan.is_rebatched
+            division, pipeline=plan.pipeline, batch_plan=batch_plan, epoch=self.number, rebatches=plan.is_rebatched
         )
         backend = ProcessBackend(
             batch_plan,

@@ -62,15 +62,15 @@ DEATHS_MAX = 3
 
 
 def worker_jobs(
-    division: Division, *, pipeline: Pipeline, run_plan: BatchPlan, epoch: int, rebatches: bool
+    division: Division, *, pipeline: Pipeline, batch_plan: BatchPlan, epoch: int, rebatches: bool
 ) -> list[WorkerJob]:
     """The job of each worker: its part of the lanes, and an equal share of threads and memory."""
     count = len(division.inputs)
-    plan = run_plan._replace(
+    plan = batch_plan._replace(
         transforms=(),  # a worker makes its own
         drop_last=False,
-        threads_count=max(1, run_plan.threads_count // count),
-        prefetch_batches=run_plan.prefetch_batches + 1,
+        threads_count=max(1, batch_plan.threads_count // count),
+        prefetch_batches=batch_plan.prefetch_batches + 1,
         prefetch_bytes=0,
     )
     return [

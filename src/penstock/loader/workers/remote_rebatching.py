@@ -154,7 +154,7 @@ class RemoteRebatcher(Rebatcher):
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
-def rebatching_run(plan: BatchPlan, blocks: Blocks, *, begin: RebatchedPosition, meter: Meter) -> ThreadBackend:
+def rebatching_backend(plan: BatchPlan, blocks: Blocks, *, begin: RebatchedPosition, meter: Meter) -> ThreadBackend:
     """The run in the training process: a reader thread that rebatches, and no decode threads."""
     return ThreadBackend(
         plan._replace(threads_count=0),

@@ -364,7 +364,7 @@ def divide(
     *,
     epoch: int,
     batching: Batching,
-    run_plan: BatchPlan,
+    batch_plan: BatchPlan,
     processes_count: int,
 ) -> Division:
     """Divide an epoch, or the rest of one, among worker processes.
@@ -374,7 +374,7 @@ def divide(
         position: Position to begin at; None is the beginning of the epoch.
         epoch: Epoch number, from 0.
         batching: Size of the batches of all ranks, and how many samples are taken.
-        run_plan: Number of rows of this rank's batches, and whether the last one is left out if it is not full.
+        batch_plan: Number of rows of this rank's batches, and whether the last one is left out if it is not full.
         processes_count: Number of processes to use at most; fewer are used if the rank has fewer lanes.
     """
     if isinstance(read_plan, IndexedReadPlan):
@@ -392,8 +392,8 @@ def divide(
         order,
         position,
         take_count=batching.take_count,
-        size=run_plan.batch_size,
-        drop_last=run_plan.drop_last,
+        size=batch_plan.batch_size,
+        drop_last=batch_plan.drop_last,
         workers_count=count,
     )
     positions = [worker_position(position, order.lanes_owned, number, count) for number in range(count)]
