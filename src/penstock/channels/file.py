@@ -31,7 +31,7 @@ from penstock.store.inflight import perform_many
 from penstock.store.local import LocalStore
 from penstock.text.json_text import parse_json
 from penstock.text.sizes import format_bytes
-from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, TransferItem, is_downloaded, stream
+from penstock.transfer import ETAG_ATTRIBUTE, FileReceiver, FirstFailure, TransferItem, is_downloaded, stream
 from penstock.types import Head, ObjectInfo
 
 if TYPE_CHECKING:
@@ -168,12 +168,12 @@ def open_file_channel(
     missing = items if not any(root.iterdir()) else [item for item in items if not _is_there(channel, item)]
     size_bytes = sum(item.info.size_bytes for item in missing)
     _check_room(channel, root, size_bytes)
-    listener = _Listener(channel, progress)
+    listener = _ChannelListener(channel, progress)
     if progress is not None:
         progress.planned(channel, len(missing), size_bytes)
     decoder = None if channel.compression == "None" else lambda item: Inflating(item.info.key)
     stream(entries.store, iter(missing), FileReceiver(listener, decoder=decoder), listener)
-    listener.raise_failure()
+    listener.check()
     if root != path:
         for item in items:
             assert item.path is not None
@@ -254,40 +254,33 @@ def _check_room(channel: InputChannel, root: Path, size_bytes: int) -> None:
         )
 
 
-class _Listener:
-    """Passes progress on, and keeps the first failure; see ``penstock.transfer.TransferListener``."""
+class _ChannelListener(FirstFailure):
+    """Passes progress on, and keeps the first failure; the other files are still tried."""
 
     def __init__(self, channel: InputChannel, progress: ChannelProgress | None) -> None:
+        super().__init__()
         self._channel = channel
         self._progress = progress
-        self._failures_count = 0
-        self._failure: Exception | None = None
 
     def moved(self, item: TransferItem) -> None:
         """Count a file."""
-        del item
         if self._progress is not None:
             self._progress.progressed(self._channel, 1, 0)
-
-    def failed(self, item: TransferItem, error: Exception) -> None:
-        """Keep the first failure; the other files are still tried."""
-        del item
-        self._failures_count += 1
-        self._failure = self._failure or error
 
     def progressed(self, size_bytes: int) -> None:
         """Count bytes."""
         if self._progress is not None:
             self._progress.progressed(self._channel, 0, size_bytes)
 
-    def raise_failure(self) -> None:
-        """Raise the first failure, if there is any."""
-        if self._failure is None:
-            return
-        if self._failures_count == 1:
-            raise self._failure
-        what = f"{self._failures_count} objects of channel {self._channel.name!r} cannot be read; the first: {self._failure}"
-        raise StoreError(what) from self._failure
+    def check(self) -> None:
+        """Raise the first failure, if there is any, with the number of failures if there are more."""
+        try:
+            super().check()
+        except Exception as error:
+            if self.failures_count == 1:
+                raise
+            what = f"{self.failures_count} objects of channel {self._channel.name!r} cannot be read; the first: {error}"
+            raise StoreError(what) from error
 
 
 def claim(path: Path, names: Collection[str], *, channel: str, is_there: Callable[[str], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from penstock.transfer.download import ETAG_ATTRIBUTE, Decoder, Download, FileReceiver, is_downloaded
 from penstock.transfer.moving import (
+    FirstFailure,
     RaisingListener,
     Receiver,
     TransferItem,
@@ -16,6 +17,7 @@ __all__ = [
     "Decoder",
     "Download",
     "FileReceiver",
+    "FirstFailure",
     "RaisingListener",
     "Receiver",
     "TransferItem",

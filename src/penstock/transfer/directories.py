@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, DirectoryMissingError, ObjectExistsErro
 from penstock.store.local import LocalStore
 from penstock.system.tracebacks import boundary
 from penstock.transfer.download import FileReceiver, is_downloaded
-from penstock.transfer.moving import TransferItem, copy_between, stream
+from penstock.transfer.moving import FirstFailure, TransferItem, copy_between, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -216,41 +216,12 @@ def _refuse_extra(extra: list[str], place: str, *, delete: bool) -> None:
 
 
 def _upload(source: Store, target: Store, items: list[TransferItem], listener: TransferListener | None) -> None:
-    report = _FirstFailure(listener)
+    report = FirstFailure(listener)
     copy_between(source, target, iter(items), report)
     report.check()
 
 
 def _download(source: Store, items: list[TransferItem], listener: TransferListener | None) -> None:
-    report = _FirstFailure(listener)
+    report = FirstFailure(listener)
     stream(source, iter(items), FileReceiver(report), report)
     report.check()
-
-
-class _FirstFailure:
-    """A listener that passes events on, and keeps the first failure."""
-
-    def __init__(self, listener: TransferListener | None) -> None:
-        self._listener = listener
-        self._error: Exception | None = None
-
-    def moved(self, item: TransferItem) -> None:
-        """Pass the event on."""
-        if self._listener is not None:
-            self._listener.moved(item)
-
-    def failed(self, item: TransferItem, error: Exception) -> None:
-        """Keep the first error, and pass the event on."""
-        self._error = self._error or error
-        if self._listener is not None:
-            self._listener.failed(item, error)
-
-    def progressed(self, size_bytes: int) -> None:
-        """Pass the event on."""
-        if self._listener is not None:
-            self._listener.progressed(size_bytes)
-
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self._error is not None:
-            raise self._error

@@ -85,6 +85,44 @@ class RaisingListener:
         """Do nothing."""
 
 
+class FirstFailure:
+    """Keeps the first failure of a transfer, whose other objects are moved nevertheless.
+
+    Args:
+        listener: Hears of every event, too; None if nobody else does.
+
+    Attributes:
+        failures_count: Number of objects that could not be moved.
+    """
+
+    def __init__(self, listener: TransferListener | None = None) -> None:
+        self._listener = listener
+        self._error: Exception | None = None
+        self.failures_count = 0
+
+    def moved(self, item: TransferItem) -> None:
+        """Pass the event on."""
+        if self._listener is not None:
+            self._listener.moved(item)
+
+    def failed(self, item: TransferItem, error: Exception) -> None:
+        """Keep the first error, and pass the event on."""
+        self.failures_count += 1
+        self._error = self._error or error
+        if self._listener is not None:
+            self._listener.failed(item, error)
+
+    def progressed(self, size_bytes: int) -> None:
+        """Pass the event on."""
+        if self._listener is not None:
+            self._listener.progressed(size_bytes)
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+
 class Receiver(Protocol):
     """Takes the chunks of objects, in order."""
 

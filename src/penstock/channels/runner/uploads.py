@@ -10,7 +10,7 @@ from penstock import compose
 from penstock.channels.inside import check_folders, files_below, outward_links_error
 from penstock.errors import BucketMissingError, PenstockError, StoreError
 from penstock.store.local import LocalStore
-from penstock.transfer import FileReceiver, TransferItem, copy_between, is_downloaded, stream
+from penstock.transfer import FileReceiver, FirstFailure, TransferItem, copy_between, is_downloaded, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
 ARCHIVE_SUFFIX = ".tar.gz"
 SCAN_S = 5.0
 """Seconds between two looks at the directory of the checkpoints."""
-
-
-class _Failures:
-    """Keeps the first failure of a transfer; see ``penstock.transfer.TransferListener``."""
-
-    def __init__(self) -> None:
-        self._first: Exception | None = None
-
-    def moved(self, item: TransferItem) -> None:
-        """`item` was moved completely."""
-
-    def failed(self, item: TransferItem, error: Exception) -> None:
-        """`item` could not be moved; the others are tried nevertheless."""
-        del item
-        self._first = self._first or error
-
-    def progressed(self, size_bytes: int) -> None:
-        """This many more bytes arrived."""
-
-    def raise_first(self) -> None:
-        """Raise the first failure, if there is any."""
-        if self._first is not None:
-            raise self._first
 
 
 def upload_folder(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
@@ -75,10 +52,10 @@ def upload_files(source: Store, infos: list[ObjectInfo], url: str, connect: Call
         StoreError: A file could not be stored.
     """
     root, prefix = compose.split(url if url.endswith("/") else f"{url}/")
-    failures = _Failures()
+    failures = FirstFailure()
     items = (TransferItem(info, prefix + info.key, None) for info in infos)
     copy_between(source, connect(root), items, failures)
-    failures.raise_first()
+    failures.check()
 
 
 def _upload_archive(folder: Path, url: str, connect: Callable[[str], Store], *, left_out: list[str]) -> None:
@@ -152,7 +129,7 @@ class CheckpointUploader:
         """Download the checkpoints of an earlier run."""
         root, prefix = compose.split(self._url)
         store = self._connect(root)
-        failures = _Failures()
+        failures = FirstFailure()
         try:
             infos = list(store.list(prefix))
         except BucketMissingError as error:
@@ -168,7 +145,7 @@ class CheckpointUploader:
         check_folders(self._folder, (item.key for item in items))
         missing = [item for item in items if item.path is not None and not is_downloaded(item.path, item.info)]
         stream(store, iter(missing), FileReceiver(failures), failures)
-        failures.raise_first()
+        failures.check()
         there = {item.key for item in items}
         self._uploaded = {
             info.key: _Version(info.size_bytes, info.etag) for info in files_below(self._folder)[0] if info.key in there
