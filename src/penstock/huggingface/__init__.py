@@ -2,16 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.system.lazy import lazy_getattr
+from penstock.system.lazy import lazy_getattr, needing
 
-try:
+with needing("datasets", "penstock.huggingface needs Hugging Face's datasets. Hint: pip install 'datasets>=4'"):
     from penstock.huggingface.iterable import dataset, features_of
-except ModuleNotFoundError as error:
-    if error.name != "datasets":
-        raise
-    text = "penstock.huggingface needs Hugging Face's datasets. Hint: pip install 'datasets>=4'"
-    # Not ConfigError: code that tries imports catches ImportError.
-    raise ModuleNotFoundError(text, name="datasets") from error
 
 if TYPE_CHECKING:
     from penstock.huggingface.trainer import TrainerCallback as TrainerCallback

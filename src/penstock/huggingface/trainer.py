@@ -20,18 +20,14 @@ import torch.utils.data
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
+from penstock.system.lazy import needing
 from penstock.transfer.directories import upload_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-try:
+with needing("transformers", "TrainerCallback needs transformers. Hint: pip install transformers accelerate"):
     _Callback: Any = importlib.import_module("transformers").TrainerCallback
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    text = "TrainerCallback needs transformers. Hint: pip install transformers accelerate"
-    raise ModuleNotFoundError(text, name="transformers") from error
 
 _STATE_NAME = "penstock.TrainerCallback"
 

@@ -11,17 +11,13 @@ from penstock.errors import ConfigError, ObjectMissingError
 from penstock.store.file import ObjectText
 from penstock.store.inflight import perform
 from penstock.store.local import LocalStore
+from penstock.system.lazy import needing
 from penstock.system.tracebacks import boundary
 from penstock.transfer import FileReceiver, RaisingListener, TransferItem, copy_between, is_downloaded, stream
 from penstock.types import ListPage, ObjectInfo
 
-try:
+with needing("iopath", "penstock.iopath needs iopath. Hint: pip install iopath"):
     from iopath.common.file_io import PathHandler, get_cache_dir
-except ModuleNotFoundError as error:
-    if error.name != "iopath":
-        raise
-    text = "penstock.iopath needs iopath. Hint: pip install iopath"
-    raise ModuleNotFoundError(text, name="iopath") from error
 
 if TYPE_CHECKING:
     from penstock.store.base import Store

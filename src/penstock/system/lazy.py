@@ -1,9 +1,10 @@
-"""Lazy imports: names of a package whose modules are imported at first use, so that importing the package stays cheap."""
+"""Imports: names of a package whose modules are imported at first use, and packages that may not be installed."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def lazy_getattr(package: str, origins: Mapping[str, str]) -> Callable[[str], Any]:
@@ -32,6 +33,25 @@ def lazy_getattr(package: str, origins: Mapping[str, str]) -> Callable[[str], An
         return value
 
     return load
+
+
+@contextmanager
+def needing(package: str, text: str) -> Iterator[None]:
+    """Say what to install if an import in the block fails because a package is not installed.
+
+    Args:
+        package: The package.
+        text: Message of the error.
+
+    Raises:
+        ModuleNotFoundError: `package` is not installed. No ``ConfigError``: code that tries imports catches ``ImportError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(text, name=package) from error
 
 
 def make_callable(package: str, name: str) -> None:

@@ -24,15 +24,11 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.samples.columns import Ragged
+from penstock.system.lazy import needing
 from penstock.system.tracebacks import boundary
 
-try:
+with needing("tensorflow", "penstock.tensorflow needs TensorFlow. Hint: pip install tensorflow, or tensorflow-cpu"):
     import tensorflow as tf  # type: ignore[import-untyped]
-except ModuleNotFoundError as error:
-    if error.name != "tensorflow":
-        raise
-    text = "penstock.tensorflow needs TensorFlow. Hint: pip install tensorflow, or tensorflow-cpu"
-    raise ModuleNotFoundError(text, name="tensorflow") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
