@@ -156,65 +156,35 @@ def expand_nodes(text: str) -> list[str]:
 DEFAULT_BASE = Path("/opt/ml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLayout:
     """The paths below a base directory.
 
     Attributes:
         base: Base directory, ``/opt/ml`` on SageMaker.
+        input: Directory of the data and the configuration.
+        config: Directory of the configuration files.
+        data: Directory of the channels.
+        model: Directory whose contents become the model.
+        output: Directory of the failure file and of further results.
+        output_data: Directory whose contents become the output.
+        intermediate: Directory of intermediate output.
+        failure: File whose first 1 024 characters say why a run failed.
+        checkpoints: Directory that is uploaded while the program runs.
+        code: Directory of the training code.
     """
 
-    base: Path = DEFAULT_BASE
-
-    @property
-    def input(self) -> Path:
-        """Directory of the data and the configuration."""
-        return self.base / "input"
-
-    @property
-    def config(self) -> Path:
-        """Directory of the configuration files."""
-        return self.base / "input" / "config"
-
-    @property
-    def data(self) -> Path:
-        """Directory of the channels."""
-        return self.base / "input" / "data"
-
-    @property
-    def model(self) -> Path:
-        """Directory whose contents become the model."""
-        return self.base / "model"
-
-    @property
-    def output(self) -> Path:
-        """Directory of the failure file and of further results."""
-        return self.base / "output"
-
-    @property
-    def output_data(self) -> Path:
-        """Directory whose contents become the output."""
-        return self.base / "output" / "data"
-
-    @property
-    def intermediate(self) -> Path:
-        """Directory of intermediate output."""
-        return self.base / "output" / "intermediate"
-
-    @property
-    def failure(self) -> Path:
-        """File whose first 1 024 characters say why a run failed."""
-        return self.base / "output" / "failure"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Directory that is uploaded while the program runs."""
-        return self.base / "checkpoints"
-
-    @property
-    def code(self) -> Path:
-        """Directory of the training code."""
-        return self.base / "code"
+    def __init__(self, *, base: Path = DEFAULT_BASE) -> None:
+        self.base = base
+        self.input = base / "input"
+        self.config = self.input / "config"
+        self.data = self.input / "data"
+        self.model = base / "model"
+        self.output = base / "output"
+        self.output_data = self.output / "data"
+        self.intermediate = self.output / "intermediate"
+        self.failure = self.output / "failure"
+        self.checkpoints = base / "checkpoints"
+        self.code = base / "code"
 
     def directories(self) -> list[Path]:
         """Return all directories that exist when the program starts."""

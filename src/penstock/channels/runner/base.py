@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.channels.environment import ContainerLayout
-from penstock.channels.runner.supervisor import LOCK_NAME, clean, has_results
+from penstock.channels.runner.supervisor import END_S_MAX, LOCK_NAME, clean, has_results
 from penstock.errors import ConfigError
 from penstock.system.locks import try_lock_file
 from penstock.system.private import is_trusted
@@ -26,8 +26,6 @@ from penstock.system.private import is_trusted
 PREFIX = "penstock-run-"
 
 MARK = "PENSTOCK_RUN_MARK"
-END_S_MAX = 10.0
-"""How long processes may take to vanish after SIGKILL; those in uninterruptible sleep are left to the kernel."""
 
 _LENGTH = 32
 _FORM = re.compile(f"[0-9a-f]{{{_LENGTH}}}")
