@@ -233,11 +233,8 @@ class CacheProgress(ProgressReport):
     def __init__(self, unit: Literal["bytes", "entries"], *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self._unit = unit
-
-    @property
-    def shown(self) -> tuple[str, ...]:  # type: ignore[override]
-        """A bar, what is counted, and the elapsed time."""
-        return ("Bar", *(("Download", "TransferSpeed") if self._unit == "bytes" else ("MofNComplete",)), "TimeElapsed")
+        counted = ("Download", "TransferSpeed") if unit == "bytes" else ("MofNComplete",)
+        self.shown = ("Bar", *counted, "TimeElapsed")
 
     def expect(self, total: int | None) -> None:
         """Set the total; None if it is unknown."""

@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import ExitStack, redirect_stdout
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import PenstockError
 from penstock.redaction import printable, public_text
@@ -66,7 +66,7 @@ class ProgressReport:
         shown: Names of rich's columns in the bar after the description, and ``Rate`` for what ``update(rate=...)`` says.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("Bar", "TimeElapsed")
+    shown: tuple[str, ...] = ("Bar", "TimeElapsed")
 
     def __init__(self, *, as_json: bool, has_bar: bool = True, flushes: bool = True) -> None:
         self.as_json = as_json

@@ -115,16 +115,12 @@ def _read_json(path: Path) -> Any:
 class RunReport(ProgressReport):
     """Shows how far the downloads are, until the program starts; a ``RunProgress``."""
 
+    shown = ("Spinner", "TimeElapsed")
+
     def __init__(self) -> None:
         super().__init__(as_json=False)
         self._count = self._arrived_count = self._bytes = self._arrived_bytes = 0
         self._lock = threading.Lock()  # several channels may be downloaded at the same time
-
-    def columns(self) -> list[Any]:
-        """Return a spinner and the elapsed time."""
-        from rich.progress import SpinnerColumn, TimeElapsedColumn
-
-        return [SpinnerColumn(), TimeElapsedColumn()]
 
     def planned(self, channel: InputChannel, count: int, size_bytes: int) -> None:
         """So many files of so many bytes are missing."""
@@ -139,9 +135,10 @@ class RunReport(ProgressReport):
             self._arrived_count += count
             self._arrived_bytes += size_bytes
             if self.has_bar:
-                rate = format_bytes(self._arrived_bytes / max(self.seconds, 1e-9))
                 arrived = f"{self._arrived_count} of {self._count} files, {format_bytes(self._arrived_bytes)}"
-                self.update(description=f"{channel.name}: {arrived} of {format_bytes(self._bytes)}, {rate}/s")
+                self.update(
+                    description=f"{channel.name}: {arrived} of {format_bytes(self._bytes)}, {self.rate(self._arrived_bytes)}"
+                )
 
     def started(self) -> None:
         """End the bar: the terminal is the program's now."""

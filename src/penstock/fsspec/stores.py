@@ -68,21 +68,13 @@ class LocatingFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
         self._stores = StoreTable(self._connect_options)
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in self._connect_options.items() if name != "credentials"}
-        if "endpoint_url" in shown:
-            shown["endpoint_url"] = public_url(str(shown["endpoint_url"]))
-        shown.pop("sse_customer_key", None)
+        shown = _without_secrets(self._connect_options)
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return the file system as a dict for JSON; without `include_password`, it has no secrets."""
         made: dict[str, Any] = super().to_dict(include_password=include_password)
-        if include_password:
-            return made
-        shown = {name: value for name, value in made.items() if name not in _SECRET_NAMES}
-        if "endpoint_url" in shown:
-            shown["endpoint_url"] = public_url(str(shown["endpoint_url"]))
-        return shown
+        return made if include_password else _without_secrets(made)
 
     @property
     def fsid(self) -> str:
@@ -126,6 +118,13 @@ class LocatingFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
 
     def _is_root(self, path: str) -> bool:
         return path == "" or (not self.scheme and path == "s3")
+
+
+def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in options.items() if name not in _SECRET_NAMES}
+    if "endpoint_url" in shown:
+        shown["endpoint_url"] = public_url(str(shown["endpoint_url"]))
+    return shown
 
 
 SCHEMES = ("s3", "file", "memory", "http", "https")

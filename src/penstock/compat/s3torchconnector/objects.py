@@ -75,20 +75,13 @@ class ReadCounter:
         self.unknown_bytes = UNKNOWN_BYTES_MIN
         self._against_count = 0  # in a row: readers that argue for the opposite of `is_wanted`
 
-    def note_read(self) -> None:
-        """A reader was read."""
-        self._note(is_read=True)
-
-    def note_dropped(self) -> None:
-        """A reader was dropped unread."""
-        self._note(is_read=False)
-
     def note_length(self, read_bytes: int) -> None:
         """So many bytes of an object were read ahead."""
         if read_bytes >= self.unknown_bytes:
             self.unknown_bytes = min(2 * self.unknown_bytes, WHOLE_BYTES_MAX)
 
-    def _note(self, *, is_read: bool) -> None:
+    def note(self, *, is_read: bool) -> None:
+        """A reader was read, or dropped unread."""
         if is_read is self.is_wanted:
             self._against_count = 0
             return
@@ -126,7 +119,7 @@ class ObjectSource:
     def __del__(self) -> None:
         demand, self._demand = self._demand, None
         if demand is not None:
-            demand.note_dropped()
+            demand.note(is_read=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._note_used()
@@ -237,7 +230,7 @@ class ObjectSource:
     def _note_used(self) -> None:
         demand, self._demand = self._demand, None
         if demand is not None:
-            demand.note_read()
+            demand.note(is_read=True)
 
 
 def _restored(stores: BucketStores, location: ObjectLocation, answer: Any, etag: str | None) -> ObjectSource:

@@ -68,10 +68,10 @@ def test_reading_ahead_begins_again_when_readers_are_read() -> None:
     assert len(buckets.requests("Get")) - stopped_at <= len(rest) + UNREAD_MAX
     counter = ReadCounter()
     for _ in range(UNREAD_MAX):
-        counter.note_dropped()
+        counter.note(is_read=False)
     assert not counter.is_wanted
     for _ in range(UNREAD_MAX):
-        counter.note_read()
+        counter.note(is_read=True)
     assert counter.is_wanted
 
 
