@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.redaction import public_url
 from penstock.store.writing import Writer
 from penstock.system.tracebacks import boundary
-from penstock.webdataset.streams import Place, ShardStores, ShardStreams, default_stores, set_default_stores
+from penstock.webdataset.streams import Place, ShardStores, ShardStreams
 
 if TYPE_CHECKING:
     import io
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 gopen = importlib.import_module("webdataset.gopen")  # the package's attribute of this name is a function
 THEIR_URL_OPENER = webdataset.tariterators.url_opener
 THEIR_STREAMING_OPEN: Any = webdataset.cache.StreamingOpen
+
+_stores = ShardStores()  # of URLs that are opened without options, as ``register`` set them
 
 
 @boundary
@@ -44,7 +46,7 @@ def open_url(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) ->
         ConfigError: The URL, the mode or an option is not valid.
         StoreError: The object is missing, may not be read, ...
     """
-    stores = default_stores().with_options(options)
+    stores = _stores.with_options(options)
     if mode == "wb":
         return ShardUpload(*stores.locate(url))
     if mode != "rb":
@@ -75,7 +77,7 @@ def url_opener(
     Raises:
         ConfigError: An option does not exist.
     """
-    return _url_opener(data, handler, default_stores().with_options(options))
+    return _url_opener(data, handler, _stores.with_options(options))
 
 
 def _url_opener(
@@ -100,7 +102,7 @@ class ShardOpener(THEIR_STREAMING_OPEN):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.stores = default_stores()
+        self.stores = _stores
 
     def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Open shards in order.
@@ -187,7 +189,8 @@ def register(**options: Any) -> None:
     Raises:
         ConfigError: An option does not exist.
     """
-    set_default_stores(ShardStores(**options))
+    global _stores
+    _stores = ShardStores(**options)
     gopen.gopen_schemes.update(dict.fromkeys(SCHEMES, open_url))
     webdataset.cache.StreamingOpen = ShardOpener
     webdataset.tariterators.url_opener = url_opener

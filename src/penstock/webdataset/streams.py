@@ -14,6 +14,7 @@ import io
 import sys
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import penstock.store.hedged
@@ -287,7 +288,7 @@ class ShardStores:
         self._stores: dict[str, Store] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_with, (self.options,)
+        return partial(ShardStores, **self.options), ()
 
     def with_options(self, options: dict[str, Any]) -> ShardStores:
         """Return stores with more options, or with others in place of these."""
@@ -321,21 +322,3 @@ def _fetch_here() -> FetchConfig | None:
         return None
     share_machine(worker.num_workers)
     return FetchConfig(budget_bytes_max=default_budget_bytes() // worker.num_workers, requests_min=WORKER_REQUESTS_MIN)
-
-
-def _made_with(options: dict[str, Any]) -> ShardStores:
-    return ShardStores(**options)
-
-
-_default = ShardStores()
-
-
-def default_stores() -> ShardStores:
-    """Return the stores of URLs that are opened without options."""
-    return _default
-
-
-def set_default_stores(stores: ShardStores) -> None:
-    """Set the stores of URLs that are opened without options."""
-    global _default
-    _default = stores
