@@ -118,7 +118,7 @@ class CopyPlan:
         self.extras: list[Key] = []
         self.left_out: list[Key] = []
         self._refuse_overlap()
-        report.set_plan(self)
+        report.plan = self
 
     def _refuse_overlap(self) -> None:
         if not self._overlaps():
@@ -276,6 +276,9 @@ class CopyReport(ProgressReport):
         as_json: Whether to print JSON lines.
         dry_run: Whether nothing is copied.
         deletes: Whether objects are deleted too.
+
+    Attributes:
+        plan: The plan whose events are reported, which sets it.
     """
 
     shown = ("Spinner", "TimeElapsed")
@@ -284,13 +287,9 @@ class CopyReport(ProgressReport):
         super().__init__(as_json=as_json, has_bar=not dry_run, flushes=False)
         self._dry_run = dry_run
         self._deletes = deletes
-        self._plan: CopyPlan | None = None
+        self.plan: CopyPlan | None = None
         self.moved_count = self.skipped_count = self.failed_count = self.deleted_count = 0
         self.moved_bytes = self.skipped_bytes = self._arrived_bytes = 0
-
-    def set_plan(self, plan: CopyPlan) -> None:
-        """Report the events of this plan."""
-        self._plan = plan
 
     # ── penstock.transfer.moving.TransferListener ────────────────────────────────────────────────────────────────────
 
@@ -328,9 +327,9 @@ class CopyReport(ProgressReport):
 
     def deleted(self, key: Key) -> None:
         """`key` was deleted from the target, or would be."""
-        assert self._plan is not None
+        assert self.plan is not None
         self.deleted_count += 1
-        target = self._plan.target.store.describe(key)
+        target = self.plan.target.store.describe(key)
         if self.as_json:
             self.print_json(action="would delete" if self._dry_run else "deleted", target=target)
         elif self._dry_run:
@@ -339,9 +338,9 @@ class CopyReport(ProgressReport):
             self.update(description=f"{self.deleted_count} deleted")
 
     def _print(self, action: str, item: TransferItem, error: Exception | None = None) -> None:
-        assert self._plan is not None
-        source = self._plan.source.location.store.describe(item.info.key)
-        target = self._plan.target.store.describe(item.key)
+        assert self.plan is not None
+        source = self.plan.source.location.store.describe(item.info.key)
+        target = self.plan.target.store.describe(item.key)
         if self.as_json:
             failure = {} if error is None else {"error": type(error).__name__, "message": str(error)}
             self.print_json(action=action, source=source, target=target, size_bytes=item.info.size_bytes, **failure)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_type_hints
 from urllib.parse import unquote
 
 import typer
@@ -135,12 +135,7 @@ class ConnectionGroup:
 
     def options(self) -> ConnectionOptions:
         """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take."""
-        return {
-            "endpoint_url": self.endpoint_url,
-            "region": self.region,
-            "profile": self.profile,
-            "anonymous": self.anonymous,
-        }
+        return cast("ConnectionOptions", asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

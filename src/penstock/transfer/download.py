@@ -45,6 +45,9 @@ class Download:
         path: Target file; missing directories are made.
         info: Object to be downloaded.
 
+    Attributes:
+        size_bytes: Bytes that are in the file.
+
     Raises:
         StoreError: There is a file where a directory is needed, or a directory where the file belongs; or another process
             is writing the file.
@@ -113,12 +116,8 @@ class Download:
             raise
 
     def landing_file(self) -> LandingFile:
-        """Return the file for bodies that land in it; ``note_landed`` counts them."""
+        """Return the file for bodies that land in it; whoever receives them adds them to ``size_bytes``."""
         return LandingFile(self._fd, self.path)
-
-    def note_landed(self, size_bytes: int) -> None:
-        """Count bytes that landed in the file."""
-        self.size_bytes += size_bytes
 
     def commit(self) -> None:
         """Rename the file to its target.
@@ -237,7 +236,7 @@ class FileReceiver:
         download, decoder = self._download, self._decoder
         assert download is not None
         if chunk.in_file:
-            download.note_landed(len(chunk.data))
+            download.size_bytes += len(chunk.data)
         elif decoder is None:
             download.write(chunk.data)
         else:
