@@ -173,19 +173,6 @@ class StoreError(PenstockError, OSError):
         retry_after_s: Time that the store asks to wait before the next attempt, in seconds.
     """
 
-    FIELDS = (
-        "operation",
-        "url",
-        "span",
-        "status",
-        "code",
-        "request_id",
-        "request_index",
-        "attempts_count",
-        "elapsed_s",
-        "retryable",
-        "retry_after_s",
-    )
     operation: str | None
     url: str | None
     span: tuple[int, int] | None
@@ -197,15 +184,15 @@ class StoreError(PenstockError, OSError):
     elapsed_s: float | None
     retryable: bool | None
     retry_after_s: float | None
+    FIELDS = tuple(__annotations__)
     HINT: ClassVar[str | None] = None
     RETRYABLE: ClassVar[bool] = False
-    ERRNO: ClassVar[int] = errno.EIO
 
     def __init__(self, what: str = "", *, hint: str | None = None, **fields: Any) -> None:
         super().__init__(what, hint=hint or self.HINT, **fields)
         if self.retryable is None:
             self.retryable = self.RETRYABLE
-        self.errno = self.ERRNO
+        self.errno = errno_of(self)
 
     def _context(self) -> str:
         head = " ".join(part for part in (self.operation, self.url) if part)
@@ -229,7 +216,6 @@ class ObjectMissingError(StoreError, FileNotFoundError):
     """No object has this key."""
 
     HINT = "check the key: list its prefix"
-    ERRNO = errno.ENOENT
 
 
 class BucketMissingError(ObjectMissingError):
@@ -248,7 +234,6 @@ class AccessDeniedError(StoreError, PermissionError):
     """The store refuses the operation to this user."""
 
     HINT = "check the permissions of this user or of these keys"
-    ERRNO = errno.EACCES
 
 
 class CredentialsError(AccessDeniedError):
@@ -261,28 +246,24 @@ class ObjectChangedError(StoreError):
     """The object was replaced while it was being read. Bytes of different versions were not mixed."""
 
     HINT = "somebody replaced this object: open it again to read the new version; if it is indexed, run `penstock index` first"
-    ERRNO = errno.ESTALE
 
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A write that must create an object found an existing one."""
 
     HINT = 'choose another key, or write without if_absent (mode "wb") to replace the object'
-    ERRNO = errno.EEXIST
 
 
 class StoreFullError(StoreError):
     """Nothing more can be written: the bucket's quota is used up, or the store or its disk is full."""
 
     HINT = "free some space there, or raise the quota"
-    ERRNO = errno.ENOSPC
 
 
 class SpanError(StoreError, ValueError):
     """The range starts at or past the end of the object."""
 
     HINT = "stat() returns the size of the object"
-    ERRNO = errno.EINVAL
 
 
 class ThrottledError(StoreError):
@@ -290,7 +271,6 @@ class ThrottledError(StoreError):
 
     HINT = "send fewer requests at once (FetchConfig(requests_max=...)), or retry for longer (RetryConfig)"
     RETRYABLE = True
-    ERRNO = errno.EBUSY
 
 
 class UnavailableError(StoreError, ConnectionError):
@@ -308,7 +288,6 @@ class DeadlineError(UnavailableError, TimeoutError):
     """A time limit was exceeded: connect, first byte, stall or total."""
 
     HINT = "TransportConfig sets the time limits"
-    ERRNO = errno.ETIMEDOUT
 
 
 class ChecksumError(StoreError):
@@ -373,7 +352,7 @@ class DataError(PenstockError, ValueError):
     user_traceback: str | None
 
     def _context(self) -> str:
-        names = [name for name in self.FIELDS if name != "user_traceback"]
+        names = [name for name in DataError.FIELDS if name != "user_traceback"]
         facts = [f"{name} {value!r}" for name in names if (value := getattr(self, name)) is not None]
         return f"{self.what} ({', '.join(facts)})" if facts else self.what
 
