@@ -421,11 +421,11 @@ class Attempt(NamedTuple):
     offset_bytes: int  # position in the requested span where this attempt began
     received_bytes: int
     queued_s: float  # from submission to sending
-    connect_s: float  # DNS, TCP and TLS; 0 on a reused connection
-    first_byte_s: float  # from sending to the first byte of the answer
-    total_s: float
-    throttled: bool
-    request_id: str | None
+    connect_s: float = 0.0  # DNS, TCP and TLS; 0 on a reused connection
+    first_byte_s: float = 0.0  # from sending to the first byte of the answer
+    total_s: float = 0.0
+    throttled: bool = False
+    request_id: str | None = None
     resent: bool = False  # sent again on a new connection, because the kept-alive one had died
 
 

@@ -381,18 +381,13 @@ class CachedRead:
 
     def _own_attempt(self, landed_bytes: int) -> Attempt:
         error, began_s = self._error, self._began_s or self.submitted_s
-        elapsed_s = time.monotonic() - began_s
         return Attempt(
             start_s=began_s,
             status=200 if error is None else (error.status or 0),
             offset_bytes=0,
             received_bytes=landed_bytes,
             queued_s=began_s - self.submitted_s,
-            connect_s=0.0,
-            first_byte_s=0.0,
-            total_s=elapsed_s,
-            throttled=False,
-            request_id=None,
+            total_s=time.monotonic() - began_s,
         )
 
     def _check(self) -> None:

@@ -205,11 +205,8 @@ class BlockingJob:
             offset_bytes=0,
             received_bytes=landing.position - landing.start if landing else 0,
             queued_s=self.started_s - self.submitted_s,
-            connect_s=0.0,
             first_byte_s=ended_s - self.started_s,
             total_s=ended_s - self.started_s,
-            throttled=False,
-            request_id=None,
         )
 
 
