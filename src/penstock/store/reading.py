@@ -120,8 +120,26 @@ def check_iterable(method: str, requests: object) -> None:
 
 
 @boundary
-class _Blobs:
-    """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
+class _Iterator:
+    """An iterator over a ``ReadAhead``; dropping it cancels what is in flight."""
+
+    _ahead: ReadAhead
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
+            self._ahead.close()
+
+    def statistics(self) -> FetchStatistics:
+        """What was read so far."""
+        return self._ahead.statistics()
+
+
+@boundary
+class _Blobs(_Iterator):
+    """Iterator of blobs."""
 
     def __init__(self, store: Readable, requests: Iterable[Request], *, ordered: bool, raises: bool) -> None:
         self._store = store
@@ -130,9 +148,6 @@ class _Blobs:
         self._ready: deque[Blob | StoreError] = deque()
         config = store.fetch_config or FetchConfig()
         self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=True)
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Blob | StoreError:
         if not self._ready:
@@ -154,14 +169,6 @@ class _Blobs:
         """Cancel the rest; idempotent."""
         self._ready.clear()
         self._ahead.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
-            self._ahead.close()
-
-    def statistics(self) -> FetchStatistics:
-        """What was read so far."""
-        return self._ahead.statistics()
 
 
 # ── from a finished read to blobs ───────────────────────────────────────────────────────────────────────────────────
@@ -249,8 +256,8 @@ def _cut(store: Readable, plan: PlanItem, info: ObjectInfo, data: memoryview, cu
 
 
 @boundary
-class _Chunks:
-    """Iterator of chunks over a ``ReadAhead``; dropping it cancels what is in flight."""
+class _Chunks(_Iterator):
+    """Iterator of chunks."""
 
     def __init__(self, store: Readable, requests: Iterable[Request], config: FetchConfig) -> None:
         self._store = store
@@ -259,9 +266,6 @@ class _Chunks:
         self._delivered: PartRequest | None = None
         self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=False)
         self._ahead.start()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Chunk:
         try:
@@ -284,12 +288,8 @@ class _Chunks:
         self._ahead.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
+        if hasattr(self, "_ahead"):
             self.close()
-
-    def statistics(self) -> FetchStatistics:
-        """What was read so far."""
-        return self._ahead.statistics()
 
     def _chunk(self, read: ObjectRead, part: PartRequest | None) -> Chunk:
         if read.error is not None:
@@ -354,7 +354,7 @@ def read_into(store: Readable, requests: Iterable[IntoRequest]) -> ReadInto:
 
 
 @boundary
-class ReadInto:
+class ReadInto(_Iterator):
     """Iterator over the indexes of requests whose bytes have arrived; ``Store.read_into`` returns it. For one thread.
 
     Use it as a context manager, or call ``close()``, if it might not be exhausted.
@@ -367,9 +367,6 @@ class ReadInto:
         self._consumer = threading.get_ident()
         config = store.fetch_config or FetchConfig()
         self._ahead = ReadAhead(store, _items(requests), config=config, budget=store.budget, whole=True)
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> int:
         if not self._ready:
@@ -406,14 +403,9 @@ class ReadInto:
             )
 
     def __del__(self) -> None:
-        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
-            self._ahead.close()
-            if threading.get_ident() == self._consumer:  # not an engine's thread, which must not wait for itself
-                self._ahead.join(_FINALISER_S_MAX)
-
-    def statistics(self) -> FetchStatistics:
-        """What was read so far."""
-        return self._ahead.statistics()
+        super().__del__()
+        if hasattr(self, "_ahead") and threading.get_ident() == self._consumer:
+            self._ahead.join(_FINALISER_S_MAX)  # not on an engine's thread, which must not wait for itself
 
     def _landed(self, finished: ObjectRead) -> list[int]:
         """The indexes of the requests for which a finished read stands, once their bytes are where they belong."""
