@@ -11,7 +11,6 @@ bounded pool of threads. Some promises are weaker than those of other stores:
 from __future__ import annotations
 
 import json
-import secrets
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from penstock.redaction import public_url, stored_key
 from penstock.store.base import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.system import forks
-from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
+from penstock.types import CopyPart, ObjectInfo, Page, Part, strong_etag
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _PINS = ("ETag", "etag", "e_tag", "md5Hash", "generation", "version_id", "conten
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
 
 
-class FsspecStore(ThreadedStore):
+class FsspecStore(ThreadedStore[dict[int, bytes]]):
     """A directory of any fsspec file system.
 
     Args:
@@ -66,7 +65,6 @@ class FsspecStore(ThreadedStore):
         has_hidden = self._options or public_url(self.url_root) != self.url_root
         self.variant = stored_key(f"?{hidden}") if has_hidden else ""
         super().__init__(threads_max=threads_max, name="fsspec")
-        self._uploads: dict[str, tuple[Key, dict[int, bytes]]] = {}
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -182,21 +180,10 @@ class FsspecStore(ThreadedStore):
         job.check()
         return self._store(operation.target, self._bytes(operation.source, operation.if_match), if_absent=False)
 
-    def _upload(self, key: Key, upload_id: str) -> dict[int, bytes]:
-        found = self._uploads.get(upload_id)
-        if found is None or found[0] != key:
-            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
-        return found[1]
+    def _new_upload(self, key: Key, upload_id: str) -> dict[int, bytes]:
+        return {}
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
-        if isinstance(operation, CreateMultipart):
-            upload_id = secrets.token_hex(8)
-            self._uploads[upload_id] = (operation.key, {})
-            return upload_id
-        if isinstance(operation, AbortMultipart):
-            self._upload(operation.key, operation.upload_id)
-            del self._uploads[operation.upload_id]
-            return None
+    def _put_part(self, operation: PutPart | CopyPart, job: BlockingJob) -> Part:
         job.check()
         if isinstance(operation, CopyPart):
             key = operation.target
@@ -218,7 +205,7 @@ class FsspecStore(ThreadedStore):
             )
         data = b"".join(parts[number] for number in numbers)
         info = self._store(operation.key, data, if_absent=operation.if_absent)
-        del self._uploads[operation.upload_id]
+        self._end_upload(operation.upload_id)
         return info
 
 

@@ -41,9 +41,9 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.base import check_key
-from penstock.store.threaded import ThreadedStore, span_within
+from penstock.store.threaded import ThreadedStore, check_ascending, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
-from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart, Head, Part, lasting_etag
+from penstock.types import ByteRange, CopyPart, Head, Part, lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ _NO_UNNAMED = frozenset(
 )  # what file systems without them say
 
 
-class LocalStore(ThreadedStore):
+class LocalStore(ThreadedStore["_Upload"]):
     """Files below a directory.
 
     Args:
@@ -86,7 +86,6 @@ class LocalStore(ThreadedStore):
         super().__init__(threads_max=threads_max, name="local")
         self.root = Path(path).absolute()
         self._tree = Tree(self.root)
-        self._uploads: dict[str, _Upload] = {}
 
     def describe(self, key: Key) -> str:
         """Return ``file:///root/key``."""
@@ -200,8 +199,7 @@ class LocalStore(ThreadedStore):
     @contextmanager
     def _staged(self, key: Key) -> Iterator[tuple[int, Path]]:
         """Make a file that ``_commit`` shows under `key`, and the hidden name that it has or gets; else it is removed."""
-        path = (self.root / key).parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
-        fd = self._in_parent(key, lambda: _new_file(path))
+        fd, path = self._new_hidden(key, os.urandom(8).hex())
         try:
             yield fd, path
         except BaseException:
@@ -211,6 +209,11 @@ class LocalStore(ThreadedStore):
             raise
         finally:
             os.close(fd)
+
+    def _new_hidden(self, key: Key, name: str) -> tuple[int, Path]:
+        """Make a file in the directory of `key`, and the hidden name that it has or gets."""
+        path = (self.root / key).parent / f"{TEMPORARY_PREFIX}{name}{TEMPORARY_SUFFIX}"
+        return self._in_parent(key, lambda: _new_file(path)), path
 
     def _in_parent(self, key: Key, create: Callable[[], T]) -> T:
         """Create a name in the directory of `key`, which is made if a concurrent delete has removed it again."""
@@ -274,23 +277,10 @@ class LocalStore(ThreadedStore):
 
     # ── multipart: one file that no name shows, to which parts are appended as they come ────────────────────────────
 
-    def _upload(self, key: Key, upload_id: str) -> _Upload:
-        upload = self._uploads.get(upload_id)
-        if upload is None or upload.key != key:
-            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
-        return upload
+    def _new_upload(self, key: Key, upload_id: str) -> _Upload:
+        return _Upload(*self._new_hidden(key, upload_id))
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
-        if isinstance(operation, CreateMultipart):
-            upload_id = os.urandom(8).hex()
-            path = (self.root / operation.key).parent / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}"
-            fd = self._in_parent(operation.key, lambda: _new_file(path))
-            self._uploads[upload_id] = _Upload(operation.key, fd, path)
-            return upload_id
-        if isinstance(operation, AbortMultipart):
-            self._upload(operation.key, operation.upload_id)
-            self._end_upload(operation.upload_id)
-            return None
+    def _put_part(self, operation: PutPart | CopyPart, job: BlockingJob) -> Part:
         if isinstance(operation, CopyPart):
             upload = self._upload(operation.target, operation.upload_id)
             with self._opened(operation.source, operation.if_match) as (source, info):
@@ -306,7 +296,7 @@ class LocalStore(ThreadedStore):
 
     def _end_upload(self, upload_id: str) -> None:
         """Forget an upload, whose file disappears unless it was renamed."""
-        upload = self._uploads.pop(upload_id)
+        _, upload = self._uploads.pop(upload_id)
         os.close(upload.fd)
         with suppress(FileNotFoundError):
             upload.path.unlink()
@@ -314,11 +304,7 @@ class LocalStore(ThreadedStore):
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         upload = self._upload(operation.key, operation.upload_id)
-        numbers = [part.part_number for part in operation.parts]
-        if not numbers or numbers != sorted(set(numbers)):
-            raise StoreError(
-                f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder"
-            )
+        check_ascending(operation)
         spans = [upload.span_of(part) for part in operation.parts]
         starts = [0, *(span.end for span in spans)]
         if starts == [*(span.start for span in spans), upload.end]:  # the file is the object
@@ -353,14 +339,12 @@ class _Upload:
     """A multipart upload.
 
     Attributes:
-        key: Key of the object.
         fd: Descriptor of the open file to which parts are appended.
         path: The hidden name that the file has, or gets when it is complete.
         end: Offset of the next part in the file, in bytes, from 0.
         parts: Span in the file and ETag of each part, by its number, from 1.
     """
 
-    key: Key
     fd: int
     path: Path
     end: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import threading
 import time
 from bisect import bisect_left, insort
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
 from penstock.store.pages import sorted_page
-from penstock.store.threaded import ThreadedStore, span_within
+from penstock.store.threaded import ThreadedStore, check_ascending, span_within
 from penstock.system import forks
-from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
+from penstock.types import CopyPart, ObjectInfo, Page, Part, PutPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +34,7 @@ class _Bucket:
         self.lock = threading.Lock()
         self.objects: dict[str, _Object] = {}
         self.keys: list[str] = []  # sorted; strings compare by code point, which is the order of their UTF-8 bytes
-        self.uploads: dict[str, tuple[str, dict[int, _Object]]] = {}
+        self.uploads: dict[str, tuple[Key, dict[int, _Object]]] = {}
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
@@ -59,18 +58,12 @@ class _Bucket:
             raise ObjectChangedError(f"the object is now version {found.info.etag}, not {if_match}", status=412)
         return found
 
-    def upload(self, key: str, upload_id: str) -> dict[int, _Object]:
-        found = self.uploads.get(upload_id)
-        if found is None or found[0] != key:
-            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
-        return found[1]
-
 
 _shared: dict[str, _Bucket] = {}
 _shared_lock = threading.Lock()
 
 
-class MemoryStore(ThreadedStore):
+class MemoryStore(ThreadedStore[dict[int, _Object]]):
     """Objects in this process's memory.
 
     Args:
@@ -94,6 +87,7 @@ class MemoryStore(ThreadedStore):
         else:
             with _shared_lock:
                 self._bucket = _shared.setdefault(name, _Bucket())
+        self._uploads = self._bucket.uploads
         with self._bucket.lock:
             for key, data in (objects or {}).items():
                 self.check_key(key)
@@ -157,19 +151,13 @@ class MemoryStore(ThreadedStore):
             target = self.prefix + operation.target
             return self._own(self._bucket.put(target, found.data, found.info.etag or "", if_absent=False))
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
-        bucket = self._bucket
-        if isinstance(operation, CreateMultipart):
-            upload_id = secrets.token_hex(8)
-            with bucket.lock:
-                bucket.uploads[upload_id] = (operation.key, {})
-            return upload_id
-        with bucket.lock:
-            if isinstance(operation, AbortMultipart):
-                bucket.upload(operation.key, operation.upload_id)
-                return bucket.uploads.pop(operation.upload_id) and None
+    def _new_upload(self, key: Key, upload_id: str) -> dict[int, _Object]:
+        return {}
+
+    def _put_part(self, operation: PutPart | CopyPart, job: BlockingJob) -> Part:
+        with self._bucket.lock:
             if isinstance(operation, CopyPart):
-                found = bucket.get(self.prefix + operation.source, operation.if_match)
+                found = self._bucket.get(self.prefix + operation.source, operation.if_match)
                 if operation.span.end > found.info.size_bytes:
                     raise SpanError(
                         f"the range ends at byte {operation.span.end} of {found.info.size_bytes}", status=416
@@ -178,18 +166,13 @@ class MemoryStore(ThreadedStore):
             else:
                 key, data = operation.key, bytes(operation.body)
             info = ObjectInfo(key, len(data), _etag(data))
-            bucket.upload(key, operation.upload_id)[operation.part_number] = _Object(data, info)
+            self._upload(key, operation.upload_id)[operation.part_number] = _Object(data, info)
             return Part(operation.part_number, info.etag or "")
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
-        bucket = self._bucket
-        with bucket.lock:
-            parts = bucket.upload(operation.key, operation.upload_id)
-            numbers = [part.part_number for part in operation.parts]
-            if not numbers or numbers != sorted(set(numbers)):
-                raise StoreError(
-                    f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder"
-                )
+        with self._bucket.lock:
+            parts = self._upload(operation.key, operation.upload_id)
+            numbers = check_ascending(operation)
             wrong = [
                 p.part_number
                 for p in operation.parts
@@ -199,8 +182,8 @@ class MemoryStore(ThreadedStore):
                 raise StoreError(f"parts {wrong[:9]} are not those that were sent", status=400, code="InvalidPart")
             data = b"".join(parts[number].data for number in numbers)
             etag = f'{_etag(data)[:-1]}-{len(numbers)}"'
-            info = bucket.put(self.prefix + operation.key, data, etag, if_absent=operation.if_absent)
-            del bucket.uploads[operation.upload_id]
+            info = self._bucket.put(self.prefix + operation.key, data, etag, if_absent=operation.if_absent)
+            self._end_upload(operation.upload_id)
             return self._own(info)
 
     def _list_page(self, operation: ListPage) -> Page:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import time
 import weakref
 from abc import abstractmethod
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from penstock.errors import (
     AccessDeniedError,
@@ -48,9 +49,13 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.types import Key, ObjectInfo, Operation, Sink
+    from typing import Any
+
+    from penstock.types import Key, ObjectInfo, Operation, Part, Sink
 
 log = logging.getLogger("penstock.store")
+
+UploadT = TypeVar("UploadT")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -142,7 +147,7 @@ class BlockingJob:
 
     __slots__ = ("_answered", "_perform", "cancelled", "completion", "operation", "sink", "started_s", "submitted_s")
 
-    def __init__(self, operation: Operation, sink: Sink, perform: ThreadedStore) -> None:
+    def __init__(self, operation: Operation, sink: Sink, perform: ThreadedStore[Any]) -> None:
         self.operation = operation
         self.sink = sink
         self.cancelled = False
@@ -210,7 +215,7 @@ class BlockingJob:
         )
 
 
-class ThreadedStore(Store):
+class ThreadedStore(Store, Generic[UploadT]):
     """A store that implements one blocking method per operation.
 
     Args:
@@ -218,11 +223,14 @@ class ThreadedStore(Store):
         name: Name of the store, for its threads and for messages.
     """
 
+    _uploads: dict[str, tuple[Key, UploadT]]  # key and state of each multipart upload, by its ID
+
     def __init__(self, *, threads_max: int, name: str) -> None:
         if threads_max < 1:
             raise ConfigError(f"threads_max={threads_max!r} must be at least 1")
         self._pool = Pool(threads_max=threads_max, name=name)
         weakref.finalize(self, self._pool.end).atexit = False  # at exit the threads are daemons
+        self._uploads = {}
 
     def submit(self, operation: Operation, sink: Sink) -> BlockingJob:
         """Queue `operation`; see ``Store.submit``.
@@ -267,8 +275,15 @@ class ThreadedStore(Store):
                 completion.value = self._delete(operation, job)
             case Copy():
                 completion.info = self._copy(operation, job)
-            case CreateMultipart() | PutPart() | CopyPart() | AbortMultipart():
-                completion.value = self._multipart(operation, job)
+            case CreateMultipart():
+                upload_id = os.urandom(8).hex()
+                self._uploads[upload_id] = operation.key, self._new_upload(operation.key, upload_id)
+                completion.value = upload_id
+            case PutPart() | CopyPart():
+                completion.value = self._put_part(operation, job)
+            case AbortMultipart():
+                self._upload(operation.key, operation.upload_id)
+                self._end_upload(operation.upload_id)
             case CompleteMultipart():
                 completion.info = self._complete(operation, job)
 
@@ -285,11 +300,22 @@ class ThreadedStore(Store):
     @abstractmethod
     def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo: ...
     @abstractmethod
-    def _multipart(
-        self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob
-    ) -> object: ...
+    def _new_upload(self, key: Key, upload_id: str) -> UploadT: ...
+    @abstractmethod
+    def _put_part(self, operation: PutPart | CopyPart, job: BlockingJob) -> Part: ...
     @abstractmethod
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo: ...
+
+    def _upload(self, key: Key, upload_id: str) -> UploadT:
+        """Return the state of an upload. Raises a StoreError if this key has none with this ID."""
+        found = self._uploads.get(upload_id)
+        if found is None or found[0] != key:
+            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
+        return found[1]
+
+    def _end_upload(self, upload_id: str) -> None:
+        """Forget an upload that was completed or is dropped."""
+        del self._uploads[upload_id]
 
     def as_store_error(self, error: Exception, operation: Operation) -> StoreError:
         """Return `error` as a ``StoreError`` with operation and URL; an ``OSError`` is mapped by its class and errno."""
@@ -344,6 +370,14 @@ def keys_of(operation: Operation) -> tuple[Key, ...]:
             return operation.source, operation.target
         case _:
             return (operation.key,)
+
+
+def check_ascending(operation: CompleteMultipart) -> list[int]:
+    """Return the numbers of the parts. Raises a StoreError if there are none, or they do not ascend."""
+    numbers = [part.part_number for part in operation.parts]
+    if not numbers or numbers != sorted(set(numbers)):
+        raise StoreError(f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder")
+    return numbers
 
 
 def span_within(operation: Get, size_bytes: int) -> ByteRange | None:
