@@ -406,10 +406,6 @@ def _load_whole(
     store: Store, info: ObjectInfo, file: ObjectFile, map_location: MapLocation, *, weights_only: bool, mmap: bool
 ) -> Any:
     """Read all of the file into an anonymous one, verify it, and let ``torch.load`` read or map that."""
-    if not hasattr(os, "memfd_create"):
-        raise ConfigError(
-            "this file needs an anonymous file, which only Linux has", hint="use torch.load(ps.open(url))"
-        )
     try:
         storages: Sequence[StoredStorage] = Archive(file).storages
         is_usual = True
