@@ -6,7 +6,6 @@ read, and which answers say how the request should have been sent (another regio
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ from penstock.store.base import Store, innermost
 from penstock.store.credentials import provider
 from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build_request, encoded_key
-from penstock.transport import HttpAnswer, HttpRequest, Signing, presigned_url
+from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
     AbortMultipart,
     BodyStream,
@@ -398,16 +397,5 @@ def presigned_get(store: Store, key: Key, *, expires_s: int = 3600) -> str:
     }  # S3 takes its own headers from the query, too
     if core.provider is None:
         return url + ("?" + "&".join(f"{name}={value}" for name, value in query.items()) if query else "")
-    credentials = core.provider.now() or core.provider.resolve()
-    return presigned_url(
-        "GET",
-        url,
-        access_key=credentials.access_key,
-        secret_key=credentials.secret_key,
-        session_token=credentials.session_token,
-        region=endpoint.region,
-        service=endpoint.service,
-        now_s=time.time() + endpoint.clock_offset_s,
-        expires_s=expires_s,
-        query=query,
-    )
+    signing = core.signing(core.provider.now() or core.provider.resolve())
+    return signing.presigned("GET", url, expires_s=expires_s, query=query)

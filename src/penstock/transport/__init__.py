@@ -17,5 +17,4 @@ from penstock.transport.signing import EMPTY_SHA256 as EMPTY_SHA256
 from penstock.transport.signing import EXPIRES_S_MAX as EXPIRES_S_MAX
 from penstock.transport.signing import UNSIGNED_PAYLOAD as UNSIGNED_PAYLOAD
 from penstock.transport.signing import Signing as Signing
-from penstock.transport.signing import presigned_url as presigned_url
 from penstock.transport.signing import signing_key as signing_key

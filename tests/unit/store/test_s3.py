@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.compose import split
 from penstock.errors import ConfigError
 from penstock.store.s3 import presigned_get
-from penstock.transport import presigned_url
+from penstock.transport import Signing
 
 KEYS = ps.Credentials(access_key="AKID", secret_key="secret/key", session_token=None)
 LAMBDA_ARN = "arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/resized"
@@ -50,17 +50,8 @@ def test_a_url_equals_that_of_botocore(token: str | None, service: str) -> None:
     """Scope, order, token and signature are botocore's."""
     url = "https://bucket.s3.eu-west-1.amazonaws.com/a%20b/%C3%BC~-._"
     expected = theirs(url, token, "eu-west-1", service, 600, {})
-    ours = presigned_url(
-        "GET",
-        url,
-        access_key="AKID",
-        secret_key="secret/key",
-        session_token=token,
-        region="eu-west-1",
-        service=service,
-        now_s=stamp_s(expected),
-        expires_s=600,
-    )
+    signing = Signing("AKID", "secret/key", token, "eu-west-1", service=service)
+    ours = signing.presigned("GET", url, now_s=stamp_s(expected), expires_s=600)
     assert parts_of(ours) == parts_of(expected)
 
 
@@ -83,12 +74,9 @@ def test_any_query_and_headers_are_signed_as_by_botocore(query: dict[str, str], 
     plain = "http://127.0.0.1:9000/bucket/key"
     ranged = {name: value for name, value in values.items() if name == "Range"}
     expected = theirs(f"{plain}?{encoded}" if encoded else plain, None, "us-east-1", "s3", 60, ranged)
-    ours = presigned_url(
+    ours = Signing("AKID", "secret/key", None, "us-east-1").presigned(
         "GET",
         plain,
-        access_key="AKID",
-        secret_key="secret/key",
-        region="us-east-1",
         now_s=stamp_s(expected),
         expires_s=60,
         query={

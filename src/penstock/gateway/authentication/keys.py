@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import stat
-import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.system.private import others_can_read
-from penstock.transport import presigned_url
+from penstock.transport import Signing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -277,15 +276,5 @@ def presign(
     Raises:
         ConfigError: `expires_s` is out of bounds, or `url` has a query.
     """
-    return presigned_url(
-        method,
-        url,
-        access_key=key.access_key,
-        secret_key=key.secret_key,
-        region=region,
-        service=service,
-        now_s=time.time(),
-        expires_s=expires_s,
-        query=query,
-        headers=headers,
-    )
+    signing = Signing(key.access_key, key.secret_key, None, region, service=service)
+    return signing.presigned(method, url, expires_s=expires_s, query=query, headers=headers)
