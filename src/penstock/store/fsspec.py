@@ -101,13 +101,16 @@ class FsspecStore(ThreadedStore[dict[int, bytes]]):
             raise ObjectMissingError("no file has this name", status=404)
         return _as_info(key, found)
 
+    def _pinned(self, key: Key, if_match: str | None) -> ObjectInfo:
+        info = self._info(key)
+        if if_match is not None and info.etag != if_match:
+            raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
+        return info
+
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _get(self, operation: Get, job: BlockingJob) -> None:
-        info = self._info(operation.key)
-        if operation.if_match is not None and operation.if_match != info.etag:
-            raise ObjectChangedError(f"the file is now version {info.etag}, not {operation.if_match}", status=412)
-        job.completion.info = info
+        job.completion.info = info = self._pinned(operation.key, operation.if_match)
         span = span_within(operation, info.size_bytes)
         if span is None:
             return
@@ -171,9 +174,7 @@ class FsspecStore(ThreadedStore[dict[int, bytes]]):
         return failed
 
     def _bytes(self, key: Key, if_match: str | None, start: int | None = None, end: int | None = None) -> bytes:
-        info = self._info(key)
-        if if_match is not None and info.etag != if_match:
-            raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
+        self._pinned(key, if_match)
         return bytes(self._files.cat_file(self._path(key), start=start, end=end))
 
     def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:

@@ -185,7 +185,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         """
         self._check()
         view = byte_view(data)
-        with self._aborting():
+        try:
             start = 0
             while start < len(view):
                 if not self._filled:
@@ -196,6 +196,9 @@ class Writer(CommitOnExit, io.RawIOBase):
                 self._filled, start = filled, end
                 if filled == len(self._memory):
                     self._send()
+        except BaseException:  # Ctrl-C included
+            self.abort()
+            raise
         self._position += len(view)
         return len(view)
 
@@ -213,7 +216,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         if self._state != "open":
             return
         self._check()
-        with self._aborting():
+        try:
             if not self._upload.started:
                 self.info = write(
                     self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent,
@@ -223,6 +226,9 @@ class Writer(CommitOnExit, io.RawIOBase):
                 if self._filled:
                     self._send()
                 self.info = self._upload.commit()
+        except BaseException:  # Ctrl-C included
+            self.abort()
+            raise
         self._end("closed")
 
     def abort(self) -> None:
@@ -236,25 +242,6 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._memory = memoryview(b"")
         self._finalizer.detach()
         super().close()  # marks io.IOBase as closed; it calls flush(), which does nothing
-
-    def _aborting(self) -> _Aborting:
-        return _Aborting(self)
-
-
-class _Aborting:
-    """Aborts a writer on any exception of the block, Ctrl-C included."""
-
-    __slots__ = ("_writer",)
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._writer.abort()
 
 
 # ── deleting and copying ────────────────────────────────────────────────────────────────────────────────────────────

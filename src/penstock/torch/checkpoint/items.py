@@ -110,47 +110,40 @@ def write_tensor(
         torch.save(tensor.cpu().clone() if is_plain(tensor) else tensor.cpu(), file)
         return write_object(write, offset_bytes, file, block_bytes=block_bytes)
     tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-    write(frame.head)
-    crc, crcs = _write_blocks(write, tensor_bytes(tensor), crc32c(frame.head), block_bytes)
-    write(frame.tail)
-    length_bytes = len(frame.head) + frame.data_length_bytes + len(frame.tail)
-    item = CheckpointItem(
-        offset_bytes=offset_bytes,
-        length_bytes=length_bytes,
-        data_offset_bytes=offset_bytes + len(frame.head),
-        data_length_bytes=frame.data_length_bytes,
-        block_crcs=crcs,
-    )
-    return WrittenItem(item, crc32c(frame.tail, crc))
+    return _write_framed(write, offset_bytes, frame, tensor_bytes(tensor), block_bytes)
 
 
 def write_object(
     write: Callable[[Any], object], offset_bytes: int, data: io.BytesIO, *, block_bytes: int
 ) -> WrittenItem:
     """Write what ``torch.save`` made of an object as an item; see ``write_tensor``."""
-    crc, crcs = _write_blocks(write, data.getbuffer(), 0, block_bytes)
-    length_bytes = data.getbuffer().nbytes
-    item = CheckpointItem(
-        offset_bytes=offset_bytes,
-        length_bytes=length_bytes,
-        data_offset_bytes=offset_bytes,
-        data_length_bytes=length_bytes,
-        block_crcs=crcs,
-    )
-    return WrittenItem(item, crc)
+    buffer = data.getbuffer()
+    return _write_framed(write, offset_bytes, _Frame(b"", buffer.nbytes, b""), buffer, block_bytes)
 
 
-def _write_blocks(
-    write: Callable[[Any], object], data: memoryview, crc: int, block_bytes: int
-) -> tuple[int, tuple[int, ...]]:
-    """Write bytes, and return the CRC-32C of all bytes of the item so far and that of each block."""
+def _write_framed(
+    write: Callable[[Any], object], offset_bytes: int, frame: _Frame, data: memoryview, block_bytes: int
+) -> WrittenItem:
+    """Write an item: bytes, and what is around them."""
+    if frame.head:
+        write(frame.head)
+    crc = crc32c(frame.head)
     crcs = []
     for start in range(0, len(data), block_bytes):
         block = data[start : start + block_bytes]
         crcs.append(block_crc := crc32c(block))
         crc = combined_crc(crc, block_crc, len(block))
         write(block)
-    return crc, tuple(crcs)
+    if frame.tail:
+        write(frame.tail)
+    item = CheckpointItem(
+        offset_bytes=offset_bytes,
+        length_bytes=len(frame.head) + len(data) + len(frame.tail),
+        data_offset_bytes=offset_bytes + len(frame.head),
+        data_length_bytes=len(data),
+        block_crcs=tuple(crcs),
+    )
+    return WrittenItem(item, crc32c(frame.tail, crc))
 
 
 class WrittenItem(NamedTuple):
