@@ -30,7 +30,6 @@ _SKIP_DATA = getattr(torch.serialization, "skip_data", None)  # PyTorch 2.6 and 
 
 class _Frame(NamedTuple):
     head: bytes
-    data_length_bytes: int
     tail: bytes
 
 
@@ -64,7 +63,7 @@ def _frame(shape: torch.Size, dtype: torch.dtype) -> _Frame | None:
         torch.save(torch.empty(shape, dtype=dtype), file)
     if len(file.pieces) > 2 or file.hole_bytes != math.prod(shape) * dtype.itemsize:
         return None
-    return _Frame(bytes(file.pieces[0]), file.hole_bytes, b"".join(file.pieces[1:]))
+    return _Frame(bytes(file.pieces[0]), b"".join(file.pieces[1:]))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -118,7 +117,7 @@ def write_object(
 ) -> WrittenItem:
     """Write what ``torch.save`` made of an object as an item; see ``write_tensor``."""
     buffer = data.getbuffer()
-    return _write_framed(write, offset_bytes, _Frame(b"", buffer.nbytes, b""), buffer, block_bytes)
+    return _write_framed(write, offset_bytes, _Frame(b"", b""), buffer, block_bytes)
 
 
 def _write_framed(
