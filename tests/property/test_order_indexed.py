@@ -192,8 +192,6 @@ def mixes(draw, stop=None):
 @st.composite
 def entries(draw, count):
     weights = draw(st.lists(st.sampled_from([0, 0.1, 0.25, 1, 2, 7.5]), min_size=count, max_size=count).filter(any))
-    if count > 2 and any(weights[1:]) and draw(st.booleans()):
-        return (weights[0], (draw(st.sampled_from([0.5, 3])), tuple(weights[1:])))
     return tuple(weights)
 
 
@@ -354,13 +352,12 @@ def test_a_lane_is_entered_at_any_row(mixed, data):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 70), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_rows_hold_the_proportions(weights, lanes, epoch):
-    """Each row of L positions has each source, and each nested mix, within one sample of its weight."""
-    entries = (weights[0], (2.5, tuple(weights[1:]))) if weights[1:] else (1,)
+    """Each row of L positions has each source within one sample of its weight."""
     mixed = MixOrder(
-        sources=tuple(MixedSource(samples=[4000]) for _ in weights), history=(MixWeights(entries),),
+        sources=tuple(MixedSource(samples=[4000]) for _ in weights), history=(MixWeights(weights),),
         stop="repeat", epoch_samples=lanes * 40, lanes=lanes, epoch=epoch,
     )  # fmt: skip
-    shares = MixWeights(entries).shares([True] * len(weights))
+    shares = MixWeights(weights).shares([True] * len(weights))
     rows = list(zip(*(mixed.sources_of(lane, 0, 40).tolist() for lane in range(lanes)), strict=True))
     for row in rows:
         for source, share in enumerate(shares):

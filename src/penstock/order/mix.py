@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,54 +44,59 @@ if TYPE_CHECKING:
     from penstock.order.laned import Integers
 
 
-Entries: TypeAlias = Sequence[Any]
-"""A sequence of numbers and ``(number, Entries)`` pairs; pairs are lists when they come from JSON."""
-
-
 @dataclass(frozen=True, slots=True)
 class MixWeights:
     """The weights that hold from a position of an epoch on.
 
     Attributes:
-        entries: The tree of weights that the module describes; nested tuples once constructed.
+        entries: The weight of each source, on any scale; a tuple once constructed.
         epoch: Epoch number, from 0.
         position: Position in that epoch, from 0; the weights hold from the next multiple of L (the number of lanes) on.
 
     Raises:
-        ConfigError: An entry is not a finite number of at least 0, or all entries of a mix are 0.
+        ConfigError: An entry is not a finite number of at least 0, or all of them are 0.
     """
 
-    entries: Entries
+    entries: Sequence[float]
     epoch: int = 0
     position: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "entries", _checked(self.entries))
+        entries: Any = self.entries
+        if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
+            raise ConfigError(f"weights {entries!r} must be a list of numbers", hint="e.g. (0.7, 0.3)")
+        for value in entries:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise ConfigError(f"weight {value!r} must be a finite number of at least 0")
+        if not any(entries):
+            raise ConfigError(f"weights {entries!r} must not all be 0")
+        object.__setattr__(self, "entries", tuple(entries))
         check_ranges(("epoch", self.epoch, 0, WORD_MAX), ("position", self.position, 0, WORD_MAX))
 
     @property
     def sources_count(self) -> int:
-        """Number of sources: the leaves of the tree."""
-        return _leaves(self.entries)
+        """Number of sources."""
+        return len(self.entries)
 
     def shares(self, active: Sequence[bool]) -> list[Fraction]:
         """Return the share of each source; the shares add up to 1, and inactive sources have 0.
 
-        Active sources of a mix that all have weight 0 get equal shares, because their samples still have to be read.
+        Active sources that all have weight 0 get equal shares, because their samples still have to be read.
 
         Args:
             active: Whether each source takes part.
         """
         from fractions import Fraction
 
-        shares = [Fraction(0)] * len(active)
-        if any(active):
-            _share(self.entries, active, 0, Fraction(1), shares)
-        return shares
+        weights = [Fraction(entry) if each else Fraction(0) for entry, each in zip(self.entries, active, strict=True)]
+        if not any(weights):
+            weights = [Fraction(each) for each in active]
+        total = sum(weights)
+        return [weight / total if total else weight for weight in weights]
 
     def as_json(self) -> list[Any]:
         """Return ``[epoch, position, entries]``, as a saved state holds it."""
-        return [self.epoch, self.position, _listed(self.entries)]
+        return [self.epoch, self.position, list(self.entries)]
 
     @classmethod
     def from_json(cls, value: Any) -> MixWeights:
@@ -103,56 +108,6 @@ class MixWeights:
         if not isinstance(value, Sequence) or len(value) != 3 or not all(type(part) is int for part in value[:2]):
             raise ConfigError(f"weights {value!r:.80} of a state must be [epoch, position, entries]")
         return cls(value[2], value[0], value[1])
-
-
-def _checked(entries: Any) -> tuple[Any, ...]:
-    if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
-        raise ConfigError(f"weights {entries!r} must be a list of numbers", hint="e.g. (0.7, 0.3)")
-    checked = tuple((_number(entry[0]), _checked(entry[1])) if _is_mix(entry) else _number(entry) for entry in entries)
-    if not any(_weight(entry) for entry in checked):
-        raise ConfigError(f"weights {entries!r} must not all be 0")
-    return checked
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"weight {value!r} must be a finite number of at least 0")
-    return value
-
-
-def _is_mix(entry: Any) -> bool:
-    return isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
-
-
-def _weight(entry: Any) -> float:
-    weight: float = entry[0] if isinstance(entry, tuple) else entry
-    return weight
-
-
-def _leaves(entries: Entries) -> int:
-    return sum(_leaves(entry[1]) if isinstance(entry, tuple) else 1 for entry in entries)
-
-
-def _share(entries: Entries, active: Sequence[bool], first: int, share: Fraction, shares: list[Fraction]) -> None:
-    from fractions import Fraction
-
-    alive = []  # (weight, first leaf, entry) of entries with an active source
-    for entry in entries:
-        leaves = _leaves(entry[1]) if isinstance(entry, tuple) else 1
-        if any(active[first : first + leaves]):
-            alive.append((Fraction(_weight(entry)), first, entry))
-        first += leaves
-    total = sum(weight for weight, _, _ in alive)
-    for weight, leaf, entry in alive:
-        part = share * weight / total if total else share / len(alive)
-        if isinstance(entry, tuple):
-            _share(entry[1], active, leaf, part, shares)
-        else:
-            shares[leaf] = part
-
-
-def _listed(entries: Entries) -> list[Any]:
-    return [[entry[0], _listed(entry[1])] if isinstance(entry, tuple) else entry for entry in entries]
 
 
 MixStop = Literal["all", "repeat", "first"]
@@ -241,7 +196,7 @@ class MixOrder(CountedOrder):
 
     @property
     def sources_count(self) -> int:
-        """Number of sources, including those of nested mixes."""
+        """Number of sources."""
         return len(self.sources)
 
     @property
@@ -249,11 +204,11 @@ class MixOrder(CountedOrder):
         """Whether the samples of a source are permuted."""
         return any(source.shuffled for source in self.sources)
 
-    def with_weights(self, entries: Entries, *, position: int) -> MixOrder:
+    def with_weights(self, entries: Sequence[float], *, position: int) -> MixOrder:
         """Return the order with other weights from a position of this epoch on. Later changes of the schedule are dropped.
 
         Args:
-            entries: The weights, as a tree that ``weights.py`` describes.
+            entries: The weight of each source.
             position: First position that they may affect, e.g. k * G for batch k; they hold from the next multiple of L
                 on. The order before it does not change.
 
