@@ -137,8 +137,6 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
         256 KiB. With an index, the small reads that a loader makes before its first sample. For formats with a table of
         contents (Parquet, zip) also this table, of up to 64 shards. No function of the pipeline is called.
     """
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_rereadable(pipeline, "explain")
     check_names("explain", options, ("file", *LoaderOptions.__dataclass_fields__))
     given = LoaderOptions(**options)
@@ -363,8 +361,6 @@ def warm_cache(
 
     Cost: a listing, and one request per part that is missing.
     """
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"warm_cache({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_rereadable(pipeline, "warm_cache")
     from penstock.cache.warm import Warmed, warm  # imported here, so that `explain` does not import the cache
 

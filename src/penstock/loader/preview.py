@@ -44,8 +44,6 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
 
     Cost: the listing, and the beginning of the shards that hold the samples, in parts of 256 KiB.
     """
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_rereadable(pipeline, "peek")
     check_whole("n", n, 1, PEEK_MAX)
     found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
@@ -140,8 +138,6 @@ def read_column(pipeline: Pipeline, name: str) -> list[Any]:
 
     Cost: a pass over the data set, which reads that member only where the format allows it, and the list.
     """
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"read_column({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_rereadable(pipeline, "read_column")
     source = Pipeline(pipeline.source)
     if len(source.flat().leaves) > 1:

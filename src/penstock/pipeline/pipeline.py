@@ -456,12 +456,14 @@ def check_rereadable(pipeline: Pipeline, what: str) -> None:
     """Check that the samples of a pipeline can be listed, and read more than once.
 
     Args:
-        pipeline: The pipeline.
+        pipeline: The pipeline, as a user passed it.
         what: Name of the function that needs this.
 
     Raises:
-        ConfigError: A reader gives the samples once per epoch.
+        ConfigError: It is not a pipeline, or a reader gives the samples once per epoch.
     """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"{what}({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     if any(isinstance(leaf.source, Sequential) for leaf in pipeline.flat().leaves):
         raise ConfigError(
             f"{what}() of {pipeline!r}: its samples come once per epoch, and cannot be listed or read again",
