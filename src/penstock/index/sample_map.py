@@ -1,4 +1,4 @@
-"""``SampleMap``: random access to a data set's samples by number and by key."""
+"""``SampleMap``: random access to a data set's samples by number."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class SampleMap:
         self._indexes: dict[int, ShardIndex] = {}
         self._indexes_max = indexes_max
         self._heads: dict[int, Buffer] = {}
-        self._by_key: dict[str, int] | None = None
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -173,19 +172,6 @@ class SampleMap:
                 hint = "penstock index --again reads the shards"
                 raise ConfigError(f"the index of {self._known.shards[shard].shard.url} has no keys", hint=hint)
             yield from index.keys
-
-    def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key; None if there is none. Cost: reads and keeps all keys once.
-
-        Raises:
-            ConfigError: The index has no keys, for example because it came from another tool.
-        """
-        if self._by_key is None:
-            by_key: dict[str, int] = {}
-            for number, each in enumerate(self.iter_keys()):
-                by_key.setdefault(each, number)
-            self._by_key = by_key
-        return self._by_key.get(key)
 
     def load(self, shards: Collection[int]) -> None:
         """Load the indexes of some shards. Cost: one read for each that is not kept, many at a time."""

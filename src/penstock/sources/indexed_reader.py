@@ -71,7 +71,7 @@ class IndexedReader(StoredReader):
         self._tables: dict[int, RangedReader] = {}  # by shard, for formats with a table of contents
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None, "_tables": {}}
+        return {**super().__getstate__(), "_map": None, "_tables": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -89,10 +89,6 @@ class IndexedReader(StoredReader):
     def iter_keys(self) -> Iterator[str]:
         """Iterate over the keys of all samples, in order. Cost: reads the keys of all shards."""
         return self._map.iter_keys()
-
-    def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key, or None. Cost: the first call reads the keys of all shards."""
-        return self._map.find(key)
 
     def numbers(self, shards: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of samples, given their shards and their numbers within them; all int64[n]."""

@@ -20,7 +20,7 @@ from penstock.errors import ClosedError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.formats.sample import NO_EXTENSION, member_of
-from penstock.sources.readers import LocatedSample, PackedStrings, StoredReader
+from penstock.sources.readers import LocatedSample, PackedStrings, SampleReader, StoredReader
 from penstock.store.threaded import Pool
 from penstock.system.tracebacks import failed
 
@@ -67,7 +67,6 @@ class ObjectSampleReader(StoredReader):
         self._names = self._keys if is_named_by_key else PackedStrings(names)
         self._etags = PackedStrings(each.listed_etag or "" for each in objects)
         self._sizes = array("q", [-1 if each.listed_size_bytes is None else each.listed_size_bytes for each in objects])
-        self._by_key: dict[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self._stores_of)
@@ -77,15 +76,6 @@ class ObjectSampleReader(StoredReader):
         if self._group_by is None:
             return iter(self._names)
         return (self._member(self._bounds[number])[0] for number in range(len(self)))
-
-    def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key, or None. Cost: the first call makes a dict of all keys."""
-        if self._by_key is None:
-            by_key: dict[str, int] = {}
-            for number, each in enumerate(self.iter_keys()):
-                by_key.setdefault(each, number)
-            self._by_key = by_key
-        return self._by_key.get(key)
 
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
         """Return where the bytes of some samples lie."""
@@ -120,9 +110,6 @@ class ObjectSampleReader(StoredReader):
         return PlanItem(
             prefix + self._keys[row], None, self._etags[row] or None, size_bytes if size_bytes >= 0 else None
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_key": None}
 
 
 def _by_name(objects: Any) -> dict[str, Shard]:
@@ -238,8 +225,8 @@ def _join(threads: Iterable[threading.Thread]) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-class FunctionReader:
-    """Samples that a user's function reads, one for each key; a ``SampleReader``.
+class FunctionReader(SampleReader):
+    """Samples that a user's function reads, one for each key.
 
     Args:
         source: The keys and the function.
@@ -249,8 +236,6 @@ class FunctionReader:
         keys: The keys.
     """
 
-    store: Store | None = None
-
     def __init__(self, source: Objects) -> None:
         assert source.read is not None
         self.read: ReadFunction = source.read
@@ -258,7 +243,6 @@ class FunctionReader:
         self._make_pool()
 
     def _make_pool(self) -> None:
-        self._by_key: dict[str, int] | None = None
         self._streams: weakref.WeakSet[CallStream] = weakref.WeakSet()
         self._pool = Pool(threads_max=THREADS_MAX, name="read-fn")
         self._end = weakref.finalize(self, self._pool.end)
@@ -299,12 +283,6 @@ class FunctionReader:
     def iter_keys(self) -> Iterator[str]:
         """Iterate over the keys of all samples, in order."""
         return iter(self.keys)
-
-    def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key, or None. Cost: the first call makes a dict of all keys."""
-        if self._by_key is None:
-            self._by_key = {key: number for number, key in reversed(list(enumerate(self.keys)))}
-        return self._by_key.get(key)
 
     def close(self) -> None:
         """Wait for running calls at most ``JOIN_S_MAX`` seconds, and end the threads; idempotent."""

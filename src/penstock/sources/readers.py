@@ -55,18 +55,21 @@ class SampleStream(Protocol):
         """Cancel what is being read; idempotent."""
 
 
-class SampleReader(Protocol):
+class SampleReader(ABC):
     """The samples of a source by number, from 0.
 
     Attributes:
         store: The store that holds the samples; None if a user's function reads them.
     """
 
-    store: Store | None
+    store: Store | None = None
+    _by_key: dict[str, int] | None = None
 
+    @abstractmethod
     def __len__(self) -> int:
         """The number of samples."""
 
+    @abstractmethod
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
         """Read some samples, in the order that is fastest to read.
 
@@ -77,6 +80,7 @@ class SampleReader(Protocol):
             StoreError, DataError: A sample cannot be read.
         """
 
+    @abstractmethod
     def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> SampleStream:
         """Return a stream of samples in the order of `numbers`. Reading ahead starts when the first sample is taken.
 
@@ -86,15 +90,28 @@ class SampleReader(Protocol):
                 streams of the reader share.
         """
 
+    @abstractmethod
     def requests(self, number: int) -> Sequence[PlanItem]:
         """Return what a stream requests for a sample; nothing if a user's function reads it."""
 
+    @abstractmethod
     def iter_keys(self) -> Iterator[str]:
         """Iterate over the keys of all samples, in order."""
 
     def find(self, key: str) -> int | None:
-        """Return the number of the first sample with this key, or None. Cost: the first call reads all keys."""
+        """Return the number of the first sample with this key, or None. Cost: the first call reads all keys, and keeps them.
 
+        Raises:
+            ConfigError: The index has no keys, for example because it came from another tool.
+        """
+        if self._by_key is None:
+            by_key: dict[str, int] = {}
+            for number, each in enumerate(self.iter_keys()):
+                by_key.setdefault(each, number)
+            self._by_key = by_key
+        return self._by_key.get(key)
+
+    @abstractmethod
     def close(self) -> None:
         """Close stores and threads; idempotent."""
 
@@ -113,7 +130,7 @@ class LocatedSample(NamedTuple):
     context: Any
 
 
-class StoredReader(ABC):
+class StoredReader(SampleReader):
     """Base of the readers whose samples lie in stores, each in one range or several.
 
     Args:
@@ -123,12 +140,8 @@ class StoredReader(ABC):
 
     def __init__(self, stores: Sequence[Store], *, gap_bytes: int | None) -> None:
         self.stores = tuple(stores)
-        self.store: Store | None = stores[0] if len(stores) == 1 else MultiStore(stores)
+        self.store = stores[0] if len(stores) == 1 else MultiStore(stores)
         self._gap_bytes = gap_bytes
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of samples."""
 
     @abstractmethod
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
@@ -175,6 +188,9 @@ class StoredReader(ABC):
         """Close the stores; idempotent."""
         for store in self.stores:
             store.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_key": None}
 
 
 class StoredStream:

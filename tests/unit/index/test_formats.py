@@ -23,6 +23,7 @@ from penstock.formats import (
     parser_of,
 )
 from penstock.index import SampleMap, ShardIndex, ShardLike, ShardRecorder, VersionedShard, beside, build, lookup
+from penstock.sources.indexed_reader import IndexedReader
 from penstock.store.memory import MemoryStore
 from penstock.types import ByteRange
 
@@ -128,7 +129,7 @@ def test_samples_are_found_by_key(memory: MemoryStore, listed: Callable[..., lis
     memory.write("1.tar", SHARDS["tar"])
     found = listed(memory)
     build(found, beside(found))
-    samples = SampleMap(lookup(found))
+    samples = IndexedReader(lookup(found), fields=None)
     assert [samples.find(key) for key in ("0007", "0039", "nobody")] == [7, 39, None]
 
 
