@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.order import IndexedOrder, MixOrder, StreamOrder
+    from penstock.order import IndexedOrder, MixOrder, Segment, StreamOrder
 
 Element = TypeVar("Element")
 
@@ -33,3 +33,8 @@ def runs_count(order: IndexedOrder, lane: int) -> int:
     """Return the number of runs in a lane; 0 if the lane is empty."""
     length = order.lane_length(lane)
     return order.run_at(lane, length - 1)[0] + 1 if length else 0
+
+
+def run_segments(order: IndexedOrder, lane: int, run_index: int) -> list[Segment]:
+    """Return the segments of a run, in reading order."""
+    return order.segments(lane, order.run_start(lane, run_index), order.run_length(lane, run_index))

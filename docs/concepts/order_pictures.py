@@ -68,7 +68,11 @@ def lanes() -> str:
         "Lanes, as they are read: shards permuted, cut into 4 lanes of equal length, inside a shard where the cut falls."
     )
     for lane in range(4):
-        cells = [(s.shard, s.first + k) for s in order.lane_segments(lane) for k in range(s.samples_count)]
+        cells = [
+            (s.shard, s.first + k)
+            for s in order.segments(lane, 0, order.lane_length(lane))
+            for k in range(s.samples_count)
+        ]
         picture.row([COLOURS[s] for s, _ in cells], [str(k) for _, k in cells], label=f"lane {lane}")
     picture.text(
         "Lanes, as they leave: buffers of 16 / 4 = 4 samples permuted; a lane with a higher number has a shorter first buffer."

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ordering import position_of, runs_count
+from ordering import position_of, run_segments, runs_count
 from penstock.errors import ConfigError
 from penstock.order import Batches, IndexedOrder, MixedSource, MixOrder, MixWeights, key_of
 from penstock.order.permutation import GAMMA, mix
@@ -229,7 +229,7 @@ def test_runs_read_segments_and_permute_them(order):
     for lane in range(order.lanes_count):
         out = []
         for run_index in range(runs_count(order, lane)):
-            segments = order.segments(lane, run_index)
+            segments = run_segments(order, lane, run_index)
             stored = [(s.shard, s.first + k) for s in segments for k in range(s.samples_count)]
             assert all(s.samples_count for s in segments)
             assert len(stored) == order.run_length(lane, run_index)

@@ -125,13 +125,25 @@ class IndexedOrder(CountedOrder):
         left = self.lane_length(lane) - self.run_start(lane, run_index)
         return max(0, min(run if run_index else first, left))
 
-    def segments(self, lane: int, run_index: int) -> list[Segment]:
-        """Return the segments of a run in reading order: usually one, or two at the end of a shard. Cost: O(log shards)."""
-        return self._segments(lane, self.run_start(lane, run_index), self.run_length(lane, run_index))
+    def segments(self, lane: int, index: int, count: int) -> list[Segment]:
+        """Return the segments of `count` samples of a lane from its `index`-th stored one on, in reading order.
 
-    def lane_segments(self, lane: int, index: int = 0) -> list[Segment]:
-        """Return the segments of a lane from its `index`-th stored sample to its end, in reading order."""
-        return self._segments(lane, index, self.lane_length(lane) - index)
+        Cost: O(log shards), and a step for each segment.
+        """
+        check_lane(lane, self.lanes_count)
+        start = int(self._starts[lane]) + index
+        stop = start + count
+        segments = []
+        at = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            shard, end = int(self._shards[at]), int(self._ends[at])
+            size = int(self.samples[shard])
+            if size:
+                taken = min(stop, end) - start
+                segments.append(Segment(shard, start - (end - size), taken))
+                start += taken
+            at += 1
+        return segments
 
     def permute_run(self, lane: int, run_index: int, count: int | None = None) -> Integers:
         """Return the order in which the samples of a run leave it; int64[count].
@@ -198,22 +210,6 @@ class IndexedOrder(CountedOrder):
     def _first_run(self, lane: int) -> tuple[int, int]:
         run = max(1, self.window // self.lanes_count)
         return run - lane * run // self.lanes_count, run
-
-    def _segments(self, lane: int, index: int, count: int) -> list[Segment]:
-        check_lane(lane, self.lanes_count)
-        start = int(self._starts[lane]) + index
-        stop = start + count
-        segments = []
-        at = int(np.searchsorted(self._ends, start, side="right"))
-        while start < stop:
-            shard, end = int(self._shards[at]), int(self._ends[at])
-            size = int(self.samples[shard])
-            if size:
-                taken = min(stop, end) - start
-                segments.append(Segment(shard, start - (end - size), taken))
-                start += taken
-            at += 1
-        return segments
 
 
 def counts_of(samples: Any) -> Integers:

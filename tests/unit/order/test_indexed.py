@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from ordering import runs_count
+from ordering import run_segments, runs_count
 from penstock.errors import ConfigError
 from penstock.order import LANES_DEFAULT, IndexedOrder, Location, Segment
 
@@ -15,7 +15,7 @@ def test_a_small_job_is_pinned():
     order = IndexedOrder(samples=[3, 2, 4, 0, 3], seed=42, epoch=3, lanes=2, window=6)
     assert [order.lane_length(lane) for lane in (0, 1)] == [6, 6]
     assert [[order.run_length(lane, k) for k in range(4)] for lane in (0, 1)] == [[3, 3, 0, 0], [2, 3, 1, 0]]
-    assert [order.segments(lane, k) for lane in (0, 1) for k in range(runs_count(order, lane))] == GOLDEN_SEGMENTS
+    assert [run_segments(order, lane, k) for lane in (0, 1) for k in range(runs_count(order, lane))] == GOLDEN_SEGMENTS
     assert [order.locate(p)[1:] for p in range(12)] == GOLDEN_ORDER
 
 
@@ -28,7 +28,7 @@ def test_a_large_job_is_pinned():
     order = IndexedOrder(samples=np.arange(1, 100_001) % 1000, seed=7, epoch=2, window=1 << 16)
     assert order.samples_count == 49_950_000
     assert [tuple(order.locate(p)) for p in (0, 1, 63, 64, 12_345_678, 49_949_999)] == GOLDEN_PLACES
-    assert order.segments(17, 500) == GOLDEN_RUN
+    assert run_segments(order, 17, 500) == GOLDEN_RUN
     assert order.permute_run(17, 500)[:8].tolist() == GOLDEN_PERMUTATION
 
 
@@ -44,7 +44,7 @@ def test_without_shuffle_one_rank_sees_the_stored_order():
     assert [order.locate(p) for p in range(5)] == [
         Location(0, s, k) for s, k in [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
     ]
-    assert order.segments(0, 0) == [Segment(0, 0, 2), Segment(2, 0, 3)]
+    assert run_segments(order, 0, 0) == [Segment(0, 0, 2), Segment(2, 0, 3)]
 
 
 def test_without_shuffle_lanes_lie_as_the_contract_says():
@@ -152,5 +152,5 @@ def test_it_has_the_shape_of_a_mix():
     assert (order.sources_count, order.taken(2, 1), order.sources_of(2, 1, 9).tolist()) == (1, (1,), [0])
     place = order.source_at(0, 2, 1)
     assert (place.order, place.lane, place.taken) == (order, 2, 1)
-    (whole,), (tail,) = order.lane_segments(1), order.lane_segments(1, 1)
+    (whole,), (tail,) = order.segments(1, 0, order.lane_length(1)), order.segments(1, 1, order.lane_length(1) - 1)
     assert (tail.first, tail.samples_count) == (whole.first + 1, whole.samples_count - 1)

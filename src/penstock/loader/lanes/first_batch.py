@@ -85,7 +85,8 @@ def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int
     else:
         given_count, start = 0, RunStart(0, None, 0, 0, place.taken)
     run_count = place.order.run_length(lane, start.run_index) if place.order.shuffled else 0
-    stored = place.order.lane_segments(lane, start.before_count) if remaining_count > 0 else []
+    stored_count = place.order.lane_length(lane) - start.before_count
+    stored = place.order.segments(lane, start.before_count, stored_count) if remaining_count > 0 else []
     return LanePart(source, place.order, lane, start, given_count, remaining_count, run_count, stored)
 
 
