@@ -265,7 +265,10 @@ class ThreadBackend:
             if not self.stopping:  # after close() nothing would discharge it
                 batch.charge()
                 self._batches.append(batch)
-            self._count_reader()
+            # what the reader does not spend on parsing, it waits for the store and for room in the queue
+            parsed_s, self._parsed_s = self.meter.parse_s - self._parsed_s, self.meter.parse_s
+            if self._reader is not None:
+                self._reader.worked(parsed_s)
             self.changed.notify_all()
         self.meter.wait_s += time.perf_counter() - began_s
 
@@ -287,12 +290,6 @@ class ThreadBackend:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)  # first, so that close() ends it even if Ctrl-C interrupts start()
         thread.start()
-
-    def _count_reader(self) -> None:
-        """Count the time that the reader spent parsing; otherwise it waits for the store and for room in the queue."""
-        before_s, self._parsed_s = self._parsed_s, self.meter.parse_s
-        if self._reader is not None:
-            self._reader.worked(self._parsed_s - before_s)
 
     def _read_loop(self) -> None:
         failure: BaseException | None = None

@@ -120,7 +120,10 @@ class LanesFeed(Generic[AnyLane]):
         """The next `count` samples; see ``Feed``."""
         if not self._filled and count > self._prefetched_count:
             self._filled = True
-            self._fill_together()
+            # one part of each lane in turn, so that the requests of all lanes are used at once
+            while waiting := [lane for lane in self._lanes if lane.is_waiting]:
+                for lane in waiting:
+                    lane.read_more()
             if self._window_bytes is not None:
                 self._charged.append(charge(self._window_bytes()))
         self._prefetched_count -= count
@@ -161,12 +164,6 @@ class LanesFeed(Generic[AnyLane]):
         while self._charged:
             with contextlib.suppress(IndexError):  # another thread closes too
                 process_budget().release(self._charged.popleft())
-
-    def _fill_together(self) -> None:
-        """Fill the first runs with one part of each lane in turn, so that the requests of all lanes are used at once."""
-        while waiting := [lane for lane in self._lanes if lane.is_waiting]:
-            for lane in waiting:
-                lane.read_more()
 
     def _take_singly(self, count: int) -> SampleBlock | None:
         """A block in which a lane becomes empty: one sample at a time."""

@@ -184,8 +184,9 @@ class StreamedSegments:
             self.close()
             return None
         self._feed(chunk, parsed)
-        if chunk.last and self._is_last(chunk.request_index):
-            segment = self._segments[self._owners[chunk.request_index]]
+        owner, *owners_after = self._owners[chunk.request_index : chunk.request_index + 2]
+        if chunk.last and owner not in owners_after:  # it was the last item of its segment
+            segment = self._segments[owner]
             if segment.end_bytes is None and segment.spans is None:
                 segment.shard.learn(size_bytes=chunk.offset_bytes + len(chunk.data))
             self._end(segment, parsed)
@@ -196,10 +197,6 @@ class StreamedSegments:
         self._chunks.close()  # type: ignore[attr-defined]
         for probe in self._probes.values():
             probe.close()
-
-    def _is_last(self, item: int) -> bool:
-        """Whether an item is the last one of its segment."""
-        return item + 1 == len(self._owners) or self._owners[item + 1] != self._owners[item]
 
     def _begin(self, chunk: Chunk) -> bool:
         """Make the parser of the segment that begins with `chunk`; False if the segment has to be read by ranges."""
@@ -230,11 +227,6 @@ class StreamedSegments:
         self._bounds = None
         self._read_count = 0
         return True
-
-    @property
-    def _has_gaps(self) -> bool:
-        """Whether the parser has skipped samples that an index counts."""
-        return self.segment.count is not None and self._parser is not None and self._parser.skipped_error is not None
 
     def _detected(self, segment: ShardSegment, data: memoryview) -> str:
         """The format of a shard that begins with `data`; if that is corrupt and is to be skipped, the format of its name."""
@@ -308,7 +300,8 @@ class StreamedSegments:
         if self._chunk_offsets:
             for sample in samples:
                 sample.offset_bytes, sample.size_bytes = self._offset_in_shard(sample.offset_bytes), None
-        if self._has_gaps and self.segment.bounds is not None:
+        skips = self._parser is not None and self._parser.skipped_error is not None
+        if skips and self.segment.count is not None and self.segment.bounds is not None:
             samples = self._in_place(samples, self.segment.bounds)
         if samples:
             self._give(samples, data_bytes, parsed)

@@ -157,14 +157,10 @@ class RangedShard:
             self._chunks.close()  # type: ignore[attr-defined]
 
     def _find(self) -> None:
-        """Wait for the table of contents, and choose what to read."""
+        """Wait for the table of contents, and choose the units that hold the samples of the segment."""
         began_s = time.perf_counter()
         self._reader = self._contents.reader()
         self._meter.store_s += time.perf_counter() - began_s
-        self._choose()
-
-    def _choose(self) -> None:
-        """Choose the units that hold the samples of the segment."""
         units = self._units
         ends, wanted = self._contents.ends, self._wanted
         self._unit = bisect_right(ends, wanted.start)
@@ -182,11 +178,7 @@ class RangedShard:
             self.left_bytes += size_bytes
             end += units[self._stop].samples_count
             self._stop += 1
-        self._check_all_lanes(self.left_bytes // max(1, self._stop - self._unit))
-
-    def _check_all_lanes(self, unit_bytes: int) -> None:
-        """Refuse units that do not fit into the budget if each lane holds one."""
-        reading = self._reading
+        reading, unit_bytes = self._reading, self.left_bytes // max(1, self._stop - self._unit)  # each lane holds one
         if unit_bytes * reading.ranged_count > reading.budget_bytes:
             raise ConfigError(
                 f"{self.segment.url}: units (row groups, or samples) of {unit_bytes} bytes on average, one for each of "

@@ -265,12 +265,13 @@ class Planner:
         needs = self._needs(sources, lanes_count * len(sources))
         sample_bytes = sum(source.sample_bytes for source in stored) / max(1, len(stored))
         sizes = needs.read_ahead_sizes(sample_bytes)
+        ranged = {name for name, form in FORMATS.items() if form.ranged is not None}
         return IndexedReadPlan(
             sources=sources,
             order=order,
             reading=self._reading(
                 sizes,
-                ranged_count=lanes_count * sum(any(_is_ranged(row.format) for row in source.rows) for source in stored),
+                ranged_count=lanes_count * sum(any(row.format in ranged for row in source.rows) for source in stored),
             ),
             threads_count=self.options.threads_count,
             prefetched_count=self._batching.global_size,
@@ -392,10 +393,6 @@ def _batching(pipeline: Pipeline, world_size: int) -> Batching:
             hint=f".batch(global_size={nearest})",
         )
     return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, taken_count)
-
-
-def _is_ranged(name: str) -> bool:
-    return name in FORMATS and FORMATS[name].ranged is not None
 
 
 def _total(sizes: Sequence[int | None]) -> int | None:

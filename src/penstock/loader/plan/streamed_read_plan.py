@@ -118,10 +118,7 @@ class StreamedReadPlan:
         needed = batching.take_count
         try:
             for turn, number in enumerate(order.lanes_owned):
-                segments = [
-                    ShardSegment(self.source.shards[shard], index)
-                    for index, shard in enumerate(order.shards_of(number))
-                ]
+                segments = self._segments(order, number)
                 for segment in segments:
                     segment.format = segment.format or format_of_name(segment.shard.key)
                 taken = None if needed is None else int(turn < needed)  # the lengths of shards are not known
@@ -145,8 +142,7 @@ class StreamedReadPlan:
                 if position is not None and number not in position.lanes:
                     continue
                 start, given_count = LANE_BEGIN if position is None else position.lanes[number]
-                shards = order.shards_of(number)
-                segments = [ShardSegment(self.source.shards[shard], index) for index, shard in enumerate(shards)]
+                segments = self._segments(order, number)
                 if start.segment_index is not None:
                     first = _first_segment(segments, start)
                     segments = [first, *segments[first.index + 1 :]]
@@ -159,6 +155,10 @@ class StreamedReadPlan:
                 lane.close()
             raise
         return lanes, all_segments
+
+    def _segments(self, order: StreamOrder, number: int) -> list[ShardSegment]:
+        """The shards of a lane, each as a whole."""
+        return [ShardSegment(self.source.shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
 
     def _window_bytes(self, lanes: Sequence[Lane]) -> int:
         """Bytes that the window of these lanes holds, estimated from their first samples.
