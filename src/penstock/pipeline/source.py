@@ -282,6 +282,10 @@ class Flat(NamedTuple):
     schedule: tuple[tuple[int, Weights], ...]
     stop: Stop
 
+    def shares_at(self, position: int) -> Weights:
+        """Return the share of each leaf at a position."""
+        return next(shares for start, shares in reversed(self.schedule) if start <= position)
+
 
 def parts_of(weights: Mapping[Pipeline, float], schedule: Mapping[int, Mapping[Pipeline, float]] | None) -> tuple[
     tuple[Pipeline, ...], Weights, tuple[tuple[int, Weights], ...]
@@ -322,14 +326,10 @@ def flattened(source: Shards | Objects | Sequential | Mix, pipeline: Pipeline) -
     schedule = []
     for start in sorted(starts):
         outer = source.weights_at(start)
-        inner = [_shares_at(flat.schedule, start) for flat in flats]
+        inner = [flat.shares_at(start) for flat in flats]
         shares = tuple(share * each for share, each_of in zip(outer, inner, strict=True) for each in each_of)
         schedule.append((start, shares))
     return Flat(leaves, tuple(schedule), source.stop)
-
-
-def _shares_at(schedule: tuple[tuple[int, Weights], ...], position: int) -> Weights:
-    return next(shares for start, shares in reversed(schedule) if start <= position)
 
 
 def _check_weights(weights: Weights, parts_count: int) -> None:

@@ -500,7 +500,5 @@ def reweighted_order(
     for part, weight in zip(parts, given, strict=True):
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ConfigError(f"set_weights() weight {weight!r} must be a number of at least 0")
-        schedule = part.flat().schedule
-        inner = next(each for begin, each in reversed(schedule) if begin <= position)
-        shares += [weight * share for share in inner]
+        shares += [weight * share for share in part.flat().shares_at(position)]
     return order.at_epoch(epoch).with_weights(shares, position=position).at_epoch(0)
