@@ -87,7 +87,6 @@ class LambdaTransform:
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the handler knows."""
-        del source, arguments
         return None
 
     async def run(
@@ -103,7 +102,6 @@ class LambdaTransform:
         Raises:
             S3Error: The handler answered with an error, failed, took too long, or did not answer.
         """
-        del arguments, span
         worker = await self._pool.take()
         with self._responses.expect(output) as pending:
             try:

@@ -383,7 +383,6 @@ class TransformPool(WorkerPool[TransformProcess]):
 
     def unavailable_error(self, failure: Exception) -> S3Error:
         """Return the error of a call for which there is no process."""
-        del failure
         message = f"The transform of {self._name} cannot be started; the log has the reason."
         return S3Error("TransformUnavailable", message, status=503)
 

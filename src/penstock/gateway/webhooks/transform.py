@@ -74,7 +74,6 @@ class WebhookTransform:
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
         """Return None: only the webhook knows."""
-        del source, arguments
         return None
 
     async def run(
@@ -90,7 +89,6 @@ class WebhookTransform:
         Raises:
             S3Error: The webhook cannot be reached, takes too long, answers with an error, or does not follow the dialect.
         """
-        del arguments, span
         event = webhook_event(source, seen_request(request, self._config.varies_by))
         headers = {"Accept-Encoding": "identity"}
         if authorization := authorization_of(self._config.token):

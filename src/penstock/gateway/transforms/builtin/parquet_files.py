@@ -51,7 +51,6 @@ def parquet(
         filter: Rows that remain: ``split == "train" and width >= 256``. Row groups whose statistics exclude it are not read.
         compression: Compression of the pages that are written.
     """
-    del request
     if not reader.seekable() or reader.size_bytes is None:
         raise ConfigError("parquet reads by ranges, so it must be the first transform of a pipeline")
     return projected(

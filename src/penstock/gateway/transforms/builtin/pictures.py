@@ -72,7 +72,6 @@ def resize(
             enlarges.
         extensions: Extensions of the members of a tar that are pictures; the others stay as they are.
     """
-    del request
 
     def change(data: memoryview) -> tuple[bytes, Kind]:
         file = describe_picture(data)
@@ -102,7 +101,6 @@ def recode(
         quality: Quality of JPEG and WebP, from 1 to 100.
         extensions: Extensions of the members of a tar that are pictures; the others stay as they are.
     """
-    del request
 
     def change(data: memoryview) -> tuple[bytes, Kind]:
         file = describe_picture(data)

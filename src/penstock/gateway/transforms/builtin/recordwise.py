@@ -309,7 +309,6 @@ def jsonl2csv(
             and a name that it lacks is an error.
         header: Whether the first line names the columns.
     """
-    del request
     return jsonl_to_csv(reader, source=reader.key, columns=columns, header=header)
 
 

@@ -57,7 +57,6 @@ def select(
             keeps ``seg.png``; ``a.b`` is the value ``b`` of the object ``a``.
         source_format: Format of the source; ``auto`` decides it by the first bytes and the name.
     """
-    del request
     head, chunks = peek(reader)
     found = format_of(source_format, head, reader.key, ("tar", "tfrecord", "jsonl", "csv"))
     body = selected(chunks, head, extensions, format_name=found, source=reader.key)
@@ -166,7 +165,6 @@ def redact(
         replacement: Text that takes the place of the values; without it, names, columns and features disappear.
         source_format: Format of the source; ``auto`` decides it by the first bytes and the name.
     """
-    del request
     head, chunks = peek(reader)
     found = format_of(source_format, head, reader.key, ("tfrecord", "jsonl", "csv"))
     body = redacted(chunks, head, fields, replacement, format_name=found, source=reader.key)

@@ -68,7 +68,6 @@ def tar2tfrecord(
         key: Name of a feature that takes the samples' keys; empty stores none.
         gzip: Whether the TFRecords are compressed by gzip as a whole.
     """
-    del request
     return tar_to_tfrecord(reader, source=reader.key, fields=fields, key=key, gzip=gzip)
 
 
@@ -245,7 +244,6 @@ def tfrecord2tar(
             offset of the record in twelve digits.
         gzip: Whether the tar is compressed by gzip as a whole.
     """
-    del request
     return tfrecord_to_tar(reader, source=reader.key, fields=fields, key=key, gzip=gzip)
 
 

@@ -259,7 +259,6 @@ def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_L
         request: The request.
         level: From 0 (stored) to 9 (smallest).
     """
-    del request
     return compressed(reader, "gz", level)
 
 
@@ -274,7 +273,6 @@ def zstd(reader: SourceReader, request: TransformRequest, *, level: int = ZSTD_L
         request: The request.
         level: From 1 (fastest) to 19 (smallest).
     """
-    del request
     return compressed(reader, "zst", level)
 
 
@@ -286,7 +284,6 @@ def gunzip(reader: SourceReader, request: TransformRequest) -> Iterator[Buffer]:
         reader: A gzip stream. Its checksums are verified.
         request: The request.
     """
-    del request
     return decompressed(reader, "gz", source=reader.key)
 
 
@@ -298,5 +295,4 @@ def unzstd(reader: SourceReader, request: TransformRequest) -> Iterator[Buffer]:
         reader: A zstd stream, with a window of at most 128 MiB. Its checksums are verified.
         request: The request.
     """
-    del request
     return decompressed(reader, "zst", source=reader.key)
