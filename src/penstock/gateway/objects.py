@@ -377,6 +377,39 @@ class Bucket(Protocol):
         """Release what the bucket holds; idempotent."""
 
 
+class BucketWrapper:
+    """A bucket around another one, which performs what a subclass does not; implements ``Bucket``.
+
+    Args:
+        inner: The other bucket; it is closed with this one.
+    """
+
+    def __init__(self, inner: Bucket) -> None:
+        self.name = inner.name
+        self.created_s = inner.created_s
+        self._inner = inner
+
+    async def head(self, request: GatewayRequest) -> ObjectHead:
+        """Describe an object; see ``Bucket.head``."""
+        return await self._inner.head(request)
+
+    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
+        """Begin to read an object; see ``Bucket.open``."""
+        return await self._inner.open(request, hint)
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
+        """Return one page of the listing; see ``Bucket.list_objects``."""
+        return await self._inner.list_objects(request, operation)
+
+    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """Perform any other operation; see ``Bucket.other``."""
+        return await self._inner.other(request, body)
+
+    async def close(self) -> None:
+        """Close the inner bucket; idempotent."""
+        await self._inner.close()
+
+
 class CachedObject(OpenObject, Protocol):
     """An object that was opened without waiting for anything; its bytes are in memory, or will be read when they are wanted.
 

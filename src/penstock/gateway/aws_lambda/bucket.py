@@ -18,7 +18,7 @@ from penstock.gateway.aws_lambda.forwarded import (
     MESSAGE_CHARACTERS_MAX,
     METADATA_PREFIX,
 )
-from penstock.gateway.objects import Answer, ObjectHead, S3Error
+from penstock.gateway.objects import Answer, BucketWrapper, ObjectHead, S3Error
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, date_s, escaped
 from penstock.types import strong_etag
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.gateway.aws_lambda.transform import LambdaTransform
-    from penstock.gateway.objects import Bucket, GatewayRequest, OpenObject, RequestBody
-    from penstock.types import ByteRange, ListPage, Page
+    from penstock.gateway.objects import Bucket, GatewayRequest
+    from penstock.types import ListPage, Page
 
 HEAD_PARAMETERS = ("versionId",)
 _PAGE = (("name", str, True), ("prefix", str, False), ("delimiter", str, False), ("encodingType", str, False),
@@ -42,7 +42,7 @@ _PREFIX = (("prefix", str, True),)
 _Fields = tuple[tuple[str, type, bool], ...]
 
 
-class LambdaBucket:
+class LambdaBucket(BucketWrapper):
     """A bucket whose HEAD or LIST is answered by what a handler returns; implements ``Bucket``.
 
     Args:
@@ -56,9 +56,7 @@ class LambdaBucket:
     def __init__(
         self, inner: Bucket, *, transform: LambdaTransform, actions: tuple[str, ...], sign: Callable[..., str]
     ) -> None:
-        self.name = inner.name
-        self.created_s = inner.created_s
-        self._inner = inner
+        super().__init__(inner)
         self._transform = transform
         self._actions = frozenset(actions)
         self._sign = sign
@@ -66,33 +64,21 @@ class LambdaBucket:
     async def head(self, request: GatewayRequest) -> ObjectHead:
         """Describe an object; raises ``S3Error`` if the handler refuses, or returns no head."""
         if "HeadObject" not in self._actions:
-            return await self._inner.head(request)
+            return await super().head(request)
         query = {name: request.query[name] for name in HEAD_PARAMETERS if name in request.query}
         headers = required_headers(self._transform.seen(request))
         sign = partial(self._sign, "HEAD", request.key, query=query, headers=headers)
         return head_of(await self._transform.invoke("HeadObject", request, sign), request.key)
-
-    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
-        """Begin to read an object, which the inner bucket does."""
-        return await self._inner.open(request, hint)
 
     async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
         """Return one page of the listing; raises ``S3Error`` if the handler refuses, or returns no listing."""
         is_v2 = request.query.get("list-type") == "2"
         action = "ListObjectsV2" if is_v2 else "ListObjects"
         if action not in self._actions:
-            return await self._inner.list_objects(request, operation)
+            return await super().list_objects(request, operation)
         headers = required_headers(self._transform.seen(request))
         sign = partial(self._sign, "GET", "", query=request.query, headers=headers)
         return listing_of(await self._transform.invoke(action, request, sign), is_v2=is_v2)
-
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Perform any other operation, which the inner bucket does."""
-        return await self._inner.other(request, body)
-
-    async def close(self) -> None:
-        """Close the inner bucket; idempotent."""
-        await self._inner.close()
 
 
 def head_of(returned: Any, key: str) -> ObjectHead:

@@ -25,7 +25,7 @@ from multidict import CIMultiDict
 from penstock.errors import ObjectChangedError, ObjectMissingError
 from penstock.formats import HEAD_BYTES, format_of_name
 from penstock.gateway.buckets.transformed import is_beside_shards
-from penstock.gateway.objects import ObjectHead
+from penstock.gateway.objects import BucketWrapper, ObjectHead
 from penstock.gateway.results.identity import ResultName, ResultPlan
 from penstock.gateway.results.reader import OpenResult
 from penstock.index import DatasetIndex, ShardRow
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.buckets.transformed import TransformedBucket
     from penstock.gateway.config import AccessPoint
-    from penstock.gateway.objects import Answer, GatewayRequest, OpenObject, RequestBody, ResultWriter
+    from penstock.gateway.objects import GatewayRequest, OpenObject, ResultWriter
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
     from penstock.types import Buffer
@@ -80,7 +80,7 @@ class ResultVersion(NamedTuple):
     etag: str
 
 
-class IndexedBucket:
+class IndexedBucket(BucketWrapper):
     """A bucket of results with the index of these results.
 
     Args:
@@ -94,8 +94,7 @@ class IndexedBucket:
     """
 
     def __init__(self, access_point: AccessPoint, bucket: TransformedBucket, *, results: Results) -> None:
-        self.name = bucket.name
-        self.created_s = bucket.created_s
+        super().__init__(bucket)
         self._bucket = bucket
         self._results = results
         # With list_sizes="source" listings must stay cheap, and the sizes in them would contradict an index.
@@ -160,17 +159,9 @@ class IndexedBucket:
         found = [await self._shard_index(plain, base, info) for info in await self._listed(plain, base)]
         return [*found, await self._dataset_index(plain, base)]
 
-    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
-        """Return one page of the results; see ``Bucket.list_objects``."""
-        return await self._bucket.list_objects(request, operation)
-
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Refuse changes, as the bucket does; see ``Bucket.other``."""
-        return await self._bucket.other(request, body)
-
     async def close(self) -> None:
         """Close the bucket of results; idempotent."""
-        await self._bucket.close()
+        await super().close()
         threads, self._threads = self._threads, None
         if threads is not None:
             await asyncio.to_thread(threads.shutdown)

@@ -5,27 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import BucketWrapper, S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.gateway.objects import (
-        Answer,
-        Authenticator,
-        Bucket,
-        GatewayRequest,
-        ObjectHead,
-        OpenObject,
-        RequestBody,
-    )
-    from penstock.types import ByteRange, ListPage, Page
+    from penstock.gateway.objects import Authenticator, Bucket, GatewayRequest, ObjectHead, OpenObject
+    from penstock.types import ByteRange
 
 PARAMETER = "lambdaArn"
 _ARN = re.compile(r"arn:minio:s3-object-lambda:[^:]*:([^:]+):webhook")
 
 
-class ArnBucket:
+class ArnBucket(BucketWrapper):
     """A bucket that serves its objects as they are, or through the webhook that a request names; implements ``Bucket``.
 
     MinIO takes the parameter for GET alone. Here it also works for HEAD, which then describes the transformed object.
@@ -37,9 +29,7 @@ class ArnBucket:
     """
 
     def __init__(self, plain: Bucket, *, targets: Mapping[str, Bucket], authenticator: Authenticator) -> None:
-        self.name = plain.name
-        self.created_s = plain.created_s
-        self._plain = plain
+        super().__init__(plain)
         self._targets = dict(targets)
         self._authenticator = authenticator
 
@@ -51,17 +41,9 @@ class ArnBucket:
         """Begin to read an object, transformed if the request names a webhook."""
         return await self._chosen(request).open(request, hint)
 
-    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
-        """Return one page of the listing, untransformed."""
-        return await self._plain.list_objects(request, operation)
-
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Perform any other operation on the bucket itself."""
-        return await self._plain.other(request, body)
-
     async def close(self) -> None:
         """Close the bucket and its targets; idempotent."""
-        for bucket in (self._plain, *self._targets.values()):
+        for bucket in (self._inner, *self._targets.values()):
             await bucket.close()
 
     def _chosen(self, request: GatewayRequest) -> Bucket:
@@ -72,7 +54,7 @@ class ArnBucket:
         """
         arn = request.query.get(PARAMETER)
         if arn is None:
-            return self._plain
+            return self._inner
         match = _ARN.fullmatch(arn)
         if match is None:
             raise S3Error("LambdaARNInvalid", "The specified lambda ARN is invalid.", status=400)
