@@ -2,8 +2,8 @@ r"""A run: it produces a result block by block, and readers take what exists so 
 
 ::
 
-    producer -> RunWriter -> tail -> [full blocks being stored] -> disk, and for a while RecentBlocks
-                               \________________\______________________ readers
+    producer -> tail -> [full blocks being stored] -> disk, and for a while RecentBlocks
+                  \________________\______________________ readers
 
 The producer writes into the tail, a block of memory. What it has written is visible to readers at once. A full block is stored
 by a thread; until then it stays in the run. If the disk does not take blocks, because it is full or the result is too large,
@@ -74,7 +74,7 @@ class Cursor:
 
 
 class Run:
-    """One run of what produces a result.
+    """One run of what produces a result; what it produces is written to it as to a ``ResultWriter``.
 
     Args:
         plan: Describes the result, and how it is produced.
@@ -148,7 +148,7 @@ class Run:
                 raise S3Error("NoSuchKey", "This result is no longer held; read the object again.", status=404)
             try:
                 async with asyncio.timeout(self.plan.time_s_max) as self._timeout:
-                    await produce(RunWriter(self))
+                    await produce(self)
             except TimeoutError as error:
                 if self._timeout is None or not self._timeout.expired():
                     raise
@@ -241,10 +241,10 @@ class Run:
         else:
             await self._context.on_thread(self._storage.remove_blocks, self.blocks, stored_count)
 
-    # ── what the writer calls ──────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, headers: Mapping[str, str], size_bytes: int | None) -> None:
-        """Take the headers and the size of the result; see ``ResultWriter.begin``."""
+    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
+        """Describe the output before its first byte."""
         if self.produced_bytes or self.has_begun:
             raise RuntimeError("begin() was called after the first byte, or twice")
         if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
@@ -265,12 +265,30 @@ class Run:
         self.wake()
 
     def buffer(self) -> memoryview:
-        """Return the free part of the tail."""
+        """Return memory into which the next bytes may be written directly: the free part of the tail."""
         if self._tail is None:
             self._tail = self._context.pool.take()
         return self._tail[self.produced_bytes % self._block_bytes :]
 
-    def filled(self, length_bytes: int) -> bool:
+    async def write(self, data: Buffer) -> None:
+        """Append bytes to the output; waits while too much of it is in memory."""
+        view = memoryview(data).cast("B")
+        while view:
+            free = self.buffer()
+            count = min(len(free), len(view))
+            free[:count] = view[:count]
+            view = view[count:]
+            if self._grow(count):
+                await self.pace()
+
+    async def filled(self, length_bytes: int) -> None:
+        """Append the first bytes of ``buffer()`` to the output."""
+        if not 0 <= length_bytes <= len(self.buffer()):
+            raise ValueError(f"{length_bytes} bytes do not fit into the buffer")
+        if self._grow(length_bytes):
+            await self.pace()
+
+    def _grow(self, length_bytes: int) -> bool:
         """Make the next bytes of the tail visible; True if the tail is full, and ``pace`` must be awaited."""
         end = self.produced_bytes + length_bytes
         self._check_limit(end)
@@ -455,45 +473,6 @@ class Run:
             await waiter
         else:
             await asyncio.wait([waiter], timeout=time_s_max)
-
-
-class RunWriter:
-    """Where the producer of a run writes; see ``ResultWriter``.
-
-    Args:
-        run: The run.
-    """
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
-        """Describe the output before its first byte."""
-        self._run.begin(headers, size_bytes)
-
-    async def write(self, data: Buffer) -> None:
-        """Append bytes to the output; waits while too much of it is in memory."""
-        view = memoryview(data).cast("B")
-        while view:
-            free = self._run.buffer()
-            count = min(len(free), len(view))
-            free[:count] = view[:count]
-            view = view[count:]
-            if self._run.filled(count):
-                await self._run.pace()
-
-    def buffer(self) -> memoryview:
-        """Return memory into which the next bytes may be written directly."""
-        return self._run.buffer()
-
-    async def filled(self, length_bytes: int) -> None:
-        """Append the first bytes of ``buffer()`` to the output."""
-        if not 0 <= length_bytes <= len(self._run.buffer()):
-            raise ValueError(f"{length_bytes} bytes do not fit into the buffer")
-        if self._run.filled(length_bytes):
-            await self._run.pace()
 
 
 def as_refusal(error: BaseException, *, what: str) -> Exception:
