@@ -25,7 +25,7 @@ from xml.sax.saxutils import unescape
 
 from penstock.errors import CredentialsError, StoreError
 from penstock.gateway.buckets.documents import completed_upload, default_setting, element, malformed, parsed
-from penstock.gateway.buckets.operations import BucketOperations, operation_named, setting_named
+from penstock.gateway.buckets.operations import OPERATIONS, BucketOperations, operation_named, setting_named
 from penstock.gateway.buckets.requests import content_encoding, read_document, refuse_shared_access
 from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.objects import Answer, S3Error, access_denied, copy_source, not_implemented
@@ -64,25 +64,7 @@ _UPLOAD_S_MAX = 7 * 24 * 3600.0
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 
-_FORWARDED = frozenset(
-    {
-        "put_object",
-        "copy_object",
-        "delete_object",
-        "create_multipart_upload",
-        "upload_part",
-        "upload_part_copy",
-        "list_parts",
-        "complete_multipart_upload",
-        "abort_multipart_upload",
-        "get_object_tagging",
-        "put_object_tagging",
-        "delete_object_tagging",
-        "get_object_attributes",
-        "delete_objects",
-        "list_multipart_uploads",
-    }
-)
+_FORWARDED = OPERATIONS - {"get_object_acl", "put_object_acl", "list_object_versions"}
 """Operations that are passed on. Settings of the bucket are not: they belong to its owner."""
 
 _PASSED = frozenset(

@@ -41,6 +41,8 @@ _OF_BUCKETS = {
     ("GET", "uploads"): "list_multipart_uploads",
     ("GET", "versions"): "list_object_versions",
 }
+OPERATIONS = frozenset({*_OF_OBJECTS.values(), *_OF_BUCKETS.values()})
+"""The names of all operations that a bucket may have."""
 
 
 def setting_named(request: GatewayRequest) -> str | None:
