@@ -12,24 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import uvloop
 
 from penstock.compose import connect, split
 from penstock.config import MIB, check_whole, cores_count
 from penstock.errors import ConfigError, ObjectMissingError, PenstockError
-from penstock.gateway.authentication.keys import AccessKey
+from penstock.gateway.buckets.indexed import for_each
 from penstock.gateway.buckets.transformed import is_beside_shards
-from penstock.gateway.config import WebhookServiceConfig
-from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import Caller, GatewayRequest, S3Error
 from penstock.gateway.results.derived import was_copied
-from penstock.gateway.serving.assembly import Assembly, WorkerOrder, is_transformed
+from penstock.gateway.serving.assembly import assembly_of, is_transformed
 from penstock.gateway.serving.checks import check_config
 from penstock.gateway.serving.startup import with_defaults
 from penstock.index import read_manifest
@@ -49,8 +46,6 @@ if TYPE_CHECKING:
     from penstock.gateway.results.shared_result import SharedResult
     from penstock.store.base import Store
     from penstock.types import ObjectInfo
-
-T = TypeVar("T")
 
 Place = Literal["results", "cache"]
 
@@ -162,10 +157,9 @@ def fill_job(
             raise ConfigError(f"the handler of access point {point.name!r} does not answer GetObject")
     if not config.cache:
         raise ConfigError("results are made in the cache, and the cache is switched off", hint="--cache PATH:SIZE")
-    alone = replace(
-        config, access_points=chosen, directory="", read_write=False, webhook_service=WebhookServiceConfig()
+    return FillJob(
+        config=replace(config, access_points=chosen), places=_places(config, into), query=query or {}, caller=caller
     )
-    return FillJob(config=alone, places=_places(config, into), query=query or {}, caller=caller)
 
 
 def _places(config: GatewayConfig, into: str | None) -> frozenset[Place]:
@@ -317,10 +311,7 @@ class ResultFiller:
 
     def __init__(self, job: FillJob, *, together_max: int) -> None:
         self._job = job
-        order = WorkerOrder(
-            config=job.config, keys=None, internal_key=AccessKey.generate(), index=0, started_s=time.time()
-        )
-        self._assembly = Assembly(order, metrics=Metrics())
+        self._assembly = assembly_of(job.config, job.config.access_points)
         self._together_max = together_max
         self._turns = asyncio.Semaphore(together_max)
         self._failures = _FailureLog()
@@ -372,7 +363,7 @@ class ResultFiller:
         async def work(source: FillKey) -> None:
             filled(await self._fill(source))
 
-        await _for_each(keys, work, together_max=self._together_max * CHECKS_PER_RESULT)
+        await for_each(keys, work, together_max=self._together_max * CHECKS_PER_RESULT)
 
     def check_indexes(self) -> None:
         """Make sure that every access point serves indexes.
@@ -404,7 +395,7 @@ class ResultFiller:
         except ObjectMissingError:
             return Filled(source, "left-out")
         try:
-            await _for_each(shards, partial(self._ensure, source), together_max=self._together_max)
+            await for_each(shards, partial(self._ensure, source), together_max=self._together_max)
             return await self._ensure(source, dataset)
         except (S3Error, PenstockError, OSError) as error:
             return Filled(source, "failed", dataset.plan.name.etag, error=f"{type(error).__name__}: {error}")
@@ -480,24 +471,6 @@ class ResultFiller:
         """End the transforms, finish what is being stored, and close everything; idempotent."""
         logging.getLogger("penstock").removeHandler(self._failures)
         await self._assembly.close()
-
-
-async def _for_each(
-    items: Iterable[T], function: Callable[[T], Coroutine[None, None, object]], *, together_max: int
-) -> None:
-    """Call a function for each item, which is taken as others are finished. Raises the first error."""
-    rest = iter(items)
-
-    async def work() -> None:
-        for item in rest:
-            await function(item)
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(together_max):
-                tasks.create_task(work())
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
 
 
 def fill(job: FillJob, options: FillOptions, listener: FillListener) -> None:

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from penstock.cache import CacheConfig
 from penstock.compose import connect
 from penstock.errors import ConfigError
-from penstock.gateway.authentication.keys import AccessKey
 from penstock.gateway.buckets.known_objects import etag_of
-from penstock.gateway.config import WebhookServiceConfig
-from penstock.gateway.metrics import Metrics
 from penstock.gateway.results.derived import read_derived, remove_derived, remove_leftovers
 from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.storage import KeptResult, iter_kept, remove_kept
-from penstock.gateway.serving.assembly import Assembly, WorkerOrder, is_transformed, open_store
+from penstock.gateway.serving.assembly import Assembly, assembly_of, is_transformed, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -156,18 +153,7 @@ async def stale_reasons(config: GatewayConfig, holdings: Iterable[Holding]) -> d
     points = tuple(
         replace(point, processes=1) for point in config.access_points if point.name in named and is_transformed(point)
     )
-    alone = replace(
-        config,
-        access_points=points,
-        cache="",
-        results="",
-        results_options={},
-        directory="",
-        read_write=False,
-        webhook_service=WebhookServiceConfig(),
-    )
-    order = WorkerOrder(config=alone, keys=None, internal_key=AccessKey.generate(), index=0, started_s=time.time())
-    assembly = Assembly(order, metrics=Metrics())
+    assembly = assembly_of(config, points, cache="", results="", results_options={})
     try:
         await assembly.start()
         etags = {}

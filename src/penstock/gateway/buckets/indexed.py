@@ -35,7 +35,7 @@ from penstock.index.shard_index import HEAD_BYTES_MAX, read_head
 from penstock.types import ByteRange, ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from penstock.gateway.buckets.transformed import TransformedBucket
     from penstock.gateway.config import AccessPoint
@@ -262,20 +262,13 @@ class IndexedBucket(BucketWrapper):
     async def _rows(self, request: GatewayRequest, base: str, infos: Sequence[ObjectInfo]) -> list[ShardRow]:
         """Return the rows of those results that have an index; the indexes are made if necessary."""
         rows: list[ShardRow] = []
-        rest = iter(infos)
 
-        async def work() -> None:
-            for info in rest:
-                row = await self._row(await self._shard_index(request, base, info))
-                if row is not None:
-                    rows.append(row)
+        async def index(info: ObjectInfo) -> None:
+            row = await self._row(await self._shard_index(request, base, info))
+            if row is not None:
+                rows.append(row)
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(_TOGETHER_MAX, len(infos))):
-                    tasks.create_task(work())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        await for_each(infos, index, together_max=min(_TOGETHER_MAX, len(infos)))
         return rows
 
     async def _row(self, shared: SharedResult) -> ShardRow | None:
@@ -312,6 +305,24 @@ class IndexedBucket(BucketWrapper):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS_COUNT, thread_name_prefix="penstock-index")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+async def for_each(
+    items: Iterable[T], function: Callable[[T], Coroutine[None, None, object]], *, together_max: int
+) -> None:
+    """Call a function for each item, which is taken as others are finished. Raises the first error."""
+    rest = iter(items)
+
+    async def work() -> None:
+        for item in rest:
+            await function(item)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(together_max):
+                tasks.create_task(work())
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 def _etag(*texts: str) -> str:

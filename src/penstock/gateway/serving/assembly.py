@@ -19,7 +19,7 @@ from penstock.cache.statistics import CacheStatistics
 from penstock.compose import connect, split
 from penstock.errors import ConfigError, PenstockError
 from penstock.fetch import process_budget
-from penstock.gateway.authentication.keys import AccessKeys, presign
+from penstock.gateway.authentication.keys import AccessKey, AccessKeys, presign
 from penstock.gateway.authentication.verifying import SignatureAuthenticator
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaBucket, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.buckets.directory.bucket import DirectoryBuckets
@@ -28,8 +28,9 @@ from penstock.gateway.buckets.known_objects import BodyCache
 from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.config import GatewayLimits
+from penstock.gateway.config import GatewayLimits, WebhookServiceConfig
 from penstock.gateway.http.front import Front
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.identity import scope_of
 from penstock.gateway.results.results import Results
@@ -48,9 +49,8 @@ if TYPE_CHECKING:
 
     from aiohttp.web import BaseRequest, StreamResponse
 
-    from penstock.gateway.authentication.keys import AccessKey
     from penstock.gateway.config import AccessPoint, GatewayConfig
-    from penstock.gateway.metrics import LabelledName, Metrics
+    from penstock.gateway.metrics import LabelledName
     from penstock.gateway.objects import Authenticator, Bucket, BucketTable, CachedBucket, Caller, ObjectHead, Transform
     from penstock.store.base import Store
 
@@ -235,6 +235,20 @@ class Assembly:
         stores, self._stores = self._stores, []
         for store in stores:
             await asyncio.to_thread(store.close)
+
+
+def assembly_of(config: GatewayConfig, points: tuple[AccessPoint, ...], **changes: Any) -> Assembly:
+    """Return the parts of some access points, for a process that answers no requests of clients.
+
+    Args:
+        config: The configuration.
+        points: The access points.
+        changes: Other settings that it has here.
+    """
+    changes |= {"directory": "", "read_write": False, "webhook_service": WebhookServiceConfig()}
+    config = replace(config, access_points=points, **changes)
+    order = WorkerOrder(config=config, keys=None, internal_key=AccessKey.generate(), index=0, started_s=time.time())
+    return Assembly(order, metrics=Metrics())
 
 
 def stays_on_one_processor(affinity: str, stores: Iterable[Store]) -> bool:
