@@ -157,11 +157,8 @@ class DecodedBody:
         self._decoder = decoder
         self._trailing = trailing or {}
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the decoded body; see ``RequestBody``."""
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[bytes]:
         decoder, checks = self._decoder, self._checks
         hashers = [*self._trailing.values(), *(check.hasher for check in checks)]
         holds_back = bool(hashers) or decoder is not None

@@ -55,15 +55,12 @@ class BucketSource:
             raise RuntimeError("this source cannot be reached from other processes")
         return self._links
 
-    def read(self, span: ByteRange | None = None) -> AsyncIterator[Buffer]:
+    async def read(self, span: ByteRange | None = None) -> AsyncIterator[Buffer]:
         """Iterate over the object's bytes, all of the version in `head`.
 
         Raises:
             ObjectChangedError: The object was replaced.
         """
-        return self._read(span)
-
-    async def _read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
         opened = await self._bucket.open(self._request, span)
         try:
             self._check(opened.head)

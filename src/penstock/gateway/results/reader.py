@@ -61,11 +61,8 @@ class OpenResult:
         self._learn(size_bytes)
         return size_bytes
 
-    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+    async def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
         """Iterate over the bytes of a range; None reads to the end."""
-        return self._read(span)
-
-    async def _read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
         if self._spools:
             await self.wait_size_bytes()
         async with aclosing(self._shared.pieces(span)) as pieces:
@@ -111,11 +108,9 @@ class MappedResult:
         """Return the result's size in bytes."""
         return self._size_bytes
 
-    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+    async def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
         """Iterate over the bytes of a range; None reads to the end."""
-        return self._read(span or ByteRange(0, self._size_bytes))
-
-    async def _read(self, span: ByteRange) -> AsyncIterator[Buffer]:
+        span = span or ByteRange(0, self._size_bytes)
         name = self._plan.name
         unique = name._replace(etag=f"{name.etag} {span.start}-{span.end} {secrets.token_hex(8)}")
         plan = replace(self._plan, name=unique, produce=self._produce(span), size_bytes=span.end - span.start)
