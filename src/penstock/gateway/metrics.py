@@ -52,7 +52,3 @@ class Metrics:
     def move(self, name: str, value: float, **labels: str) -> None:
         """Add to a gauge; `value` may be negative."""
         self.gauges[name, tuple(labels.items())] += value
-
-    def observe(self, name: str, duration_s: float, **labels: str) -> None:
-        """Add a duration to a histogram, e.g. ``observe("penstock_gateway_request_seconds", 0.004, method="GET")``."""
-        self.histograms[name, tuple(labels.items())].add(duration_s)

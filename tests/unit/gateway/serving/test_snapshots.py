@@ -17,7 +17,7 @@ def snapshot(requests: int, *, running: float = 0, seconds: tuple[float, ...] = 
     metrics.add("penstock_gateway_requests_total", requests, method="GET", status="200")
     metrics.move("penstock_gateway_requests_in_flight", running)
     for each in seconds:
-        metrics.observe("penstock_gateway_request_seconds", each, method="GET")
+        metrics.histograms["penstock_gateway_request_seconds", (("method", "GET"),)].add(each)
     taken = take_snapshot(
         metrics, counters={("penstock_cache_hit_bytes_total", ()): 5}, gauges={}, details={"live": []}
     )

@@ -57,31 +57,30 @@ def select(
             keeps ``seg.png``; ``a.b`` is the value ``b`` of the object ``a``.
         source_format: Format of the source; ``auto`` decides it by the first bytes and the name.
     """
-    head, chunks = peek(reader)
-    found = format_of(source_format, head, reader.key, ("tar", "tfrecord", "jsonl", "csv"))
-    body = selected(chunks, head, extensions, format_name=found, source=reader.key)
-    return Response(body=body, headers={"Content-Type": content_type_of(found, compression_of(head))})
+    formats = {"tar": _select_tar, "tfrecord": _select_tfrecord, "jsonl": _select_jsonl, "csv": _select_csv}
+    return _rewritten(reader, source_format, formats, extensions)
 
 
-def selected(
-    chunks: Iterable[Buffer], head: bytes, names: tuple[str, ...], *, format_name: str, source: str
-) -> Iterator[Buffer]:
-    """Iterate over a source with only some of its fields.
+def _rewritten(
+    reader: SourceReader, source_format: SourceFormat, formats: Mapping[str, Callable[..., Iterator[Buffer]]], *how: Any
+) -> Response:
+    """Return a source whose records were changed, in its own format and compression.
 
     Args:
-        chunks: The source.
-        head: First bytes of the source.
-        names: Names of the fields that remain.
-        format_name: Format of the source without compression.
-        source: Key of the source, for errors.
+        reader: The source.
+        source_format: Format of the source; ``auto`` decides it.
+        formats: What changes the records, by the formats that the transform takes.
+        how: Further arguments for it.
 
     Raises:
-        DataError: The source is damaged, or its first record has none of the names.
+        DataError: The source is damaged, or does not have what is named.
 
-    Cost: holds one sample and, of small ones, those of one chunk.
+    Cost: holds one record and, of small ones, those of one chunk.
     """
-    run = {"tar": _select_tar, "tfrecord": _select_tfrecord, "jsonl": _select_jsonl, "csv": _select_csv}[format_name]
-    return compressed(run(chunks, head, names, source), compression_of(head))
+    head, chunks = peek(reader)
+    found, compression = format_of(source_format, head, reader.key, tuple(formats)), compression_of(head)
+    body = compressed(formats[found](chunks, head, *how, reader.key), compression)
+    return Response(body=body, headers={"Content-Type": content_type_of(found, compression)})
 
 
 def _select_tar(chunks: Iterable[Buffer], head: bytes, names: tuple[str, ...], source: str) -> Iterator[Buffer]:
@@ -165,38 +164,8 @@ def redact(
         replacement: Text that takes the place of the values; without it, names, columns and features disappear.
         source_format: Format of the source; ``auto`` decides it by the first bytes and the name.
     """
-    head, chunks = peek(reader)
-    found = format_of(source_format, head, reader.key, ("tfrecord", "jsonl", "csv"))
-    body = redacted(chunks, head, fields, replacement, format_name=found, source=reader.key)
-    return Response(body=body, headers={"Content-Type": content_type_of(found, compression_of(head))})
-
-
-def redacted(
-    chunks: Iterable[Buffer],
-    head: bytes,
-    names: tuple[str, ...],
-    replacement: str | None,
-    *,
-    format_name: str,
-    source: str,
-) -> Iterator[Buffer]:
-    """Iterate over a source without some of its values.
-
-    Args:
-        chunks: The source.
-        head: First bytes of the source.
-        names: Names of the values that are removed or replaced.
-        replacement: Text that takes its place; None for nothing.
-        format_name: Format of the source without compression.
-        source: Key of the source, for errors.
-
-    Raises:
-        DataError: The source is damaged, or a CSV lacks one of the columns.
-
-    Cost: holds one record and, of small ones, those of one chunk.
-    """
-    run = {"tfrecord": _redact_tfrecord, "jsonl": _redact_jsonl, "csv": _redact_csv}[format_name]
-    return compressed(run(chunks, head, names, replacement, source), compression_of(head))
+    formats = {"tfrecord": _redact_tfrecord, "jsonl": _redact_jsonl, "csv": _redact_csv}
+    return _rewritten(reader, source_format, formats, fields, replacement)
 
 
 def _redact_tfrecord(

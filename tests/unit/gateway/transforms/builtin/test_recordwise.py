@@ -20,9 +20,10 @@ from penstock.formats.tfrecord import parse_example
 from penstock.gateway.transforms.authoring import declaration_of
 from penstock.gateway.transforms.builtin import BUILTINS
 from penstock.gateway.transforms.builtin.recordwise import jsonl_to_csv
-from penstock.gateway.transforms.builtin.selecting import redact, redacted, select, selected
+from penstock.gateway.transforms.builtin.selecting import redact, select
 from penstock.gateway.transforms.builtin.streams import compressed, decompressed
 from penstock.gateway.transforms.builtin.streams import gzip as gzip_transform
+from penstock.gateway.transforms.reading import PipedReader
 from transformed_sources import members_of, pieces, tar_of
 
 
@@ -48,13 +49,23 @@ def examples_in(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def kept(data: bytes, names: tuple[str, ...], format_name: str, cuts: list[int] | None = None) -> bytes:
-    chunks = pieces(data, cuts or [])
-    return b"".join(selected(chunks, data[:512], names, format_name=format_name, source="key"))
+def reader_of(chunks: list[bytes]) -> Any:
+    return PipedReader("key", headers={}, size_bytes=None, pieces=iter(chunks))
 
 
-def struck(data: bytes, names: tuple[str, ...], format_name: str, replacement: str | None = None) -> bytes:
-    return b"".join(redacted([data], data[:512], names, replacement, format_name=format_name, source="key"))
+NO_REQUEST: Any = None
+
+
+def kept(data: bytes, names: tuple[str, ...], format_name: Any, cuts: list[int] | None = None) -> bytes:
+    reader = reader_of(pieces(data, cuts or []))
+    body: Any = select(reader, NO_REQUEST, extensions=names, source_format=format_name).body
+    return b"".join(body)
+
+
+def struck(data: bytes, names: tuple[str, ...], format_name: Any, replacement: str | None = None) -> bytes:
+    reader = reader_of([data])
+    body: Any = redact(reader, NO_REQUEST, fields=names, replacement=replacement, source_format=format_name).body
+    return b"".join(body)
 
 
 # ── select ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,8 +265,13 @@ def test_memory_is_bounded() -> None:
     run_bounded(
         """
         import zlib
-        from penstock.gateway.transforms.builtin.selecting import redacted
+        from penstock.gateway.transforms.builtin.selecting import redact
         from penstock.gateway.transforms.builtin.streams import compressed, decompressed
+        from penstock.gateway.transforms.reading import PipedReader
+
+        def redacted(chunks, name):
+            reader = PipedReader("s", headers={}, size_bytes=None, pieces=iter(chunks))
+            return redact(reader, None, fields=(name,), source_format="jsonl").body
 
         def bomb():
             stream = zlib.compressobj(6, zlib.DEFLATED, 31)
@@ -266,11 +282,11 @@ def test_memory_is_bounded() -> None:
 
         line = b'{"a":"' + b"x" * 1000 + b'","b":1}' + bytes([10])
         b"".join(compressed([b"x"], "zst")); b"".join(decompressed(compressed([b"x"], "zst"), "zst", source="s"))
-        b"".join(redacted([line], line, ("a",), None, format_name="jsonl", source="s"))
+        b"".join(redacted([line], "a"))
         begin()
         for piece in decompressed(compressed(decompressed(bomb(), "gz", source="s"), "zst"), "zst", source="s"):
             pass
-        for piece in redacted((line * 1000 for _ in range(40)), line, ("b",), None, format_name="jsonl", source="s"):
+        for piece in redacted((line * 1000 for _ in range(40)), "b"):
             pass
         """,
         memory_bytes_max=40 << 20,
