@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -122,20 +122,16 @@ class RunningTransform:
 
 @asynccontextmanager
 async def running(
-    name: str | Callable[..., Any], folder: Path, /, *, processes: int = 1, **settings: Any
+    name: str, folder: Path, /, *, processes: int = 1, **settings: Any
 ) -> AsyncIterator[RunningTransform]:
     """Start a transform; further settings are those of access points, or else arguments of the transform."""
     if not (folder / "key").exists():
         (folder / "key").write_bytes(b"hello world")
     fields = {field: settings.pop(field) for field in list(settings) if field in AccessPoint.__dataclass_fields__}
     fields.setdefault("arguments", {field: str(value) for field, value in settings.items()})
-    spelled = name if isinstance(name, str) and (":" in name or "(" in name) else f"{AUTHORED}:{name}"
-    if callable(name):
-        point = AccessPoint(name="train", upstream=str(folder), processes=processes, **fields)
-        transform = make_transform(point, function=name)
-    else:
-        point = AccessPoint(name="train", upstream=str(folder), transform=spelled, processes=processes, **fields)
-        transform = make_transform(point, folder=AUTHORED.parent)
+    spelled = name if ":" in name or "(" in name else f"{AUTHORED}:{name}"
+    point = AccessPoint(name="train", upstream=str(folder), transform=spelled, processes=processes, **fields)
+    transform = make_transform(point, folder=AUTHORED.parent)
     try:
         await transform.start()
         yield RunningTransform(transform, folder)

@@ -629,20 +629,6 @@ def test_pipelines(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_function_of_this_process(tmp_path: Path) -> None:
-    """A closure runs in worker processes as it is here."""
-    ending = b"!"
-
-    def shout(reader, request, *, times: int = 1):  # type: ignore[no-untyped-def]
-        return reader.read().upper() + ending * times
-
-    async def run() -> None:
-        async with running(shout, tmp_path, times=3) as bench:
-            assert await bench.text() == "HELLO WORLD!!!"
-
-    asyncio.run(run())
-
-
 def test_workers_have_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a transform has neither the upstream's keys nor those of the gateway's clients."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pickle
 import random
 import sys
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ from penstock.gateway.transforms.authoring import (
 from penstock.gateway.transforms.builtin import BUILTINS
 from penstock.gateway.transforms.reading import PipedReader
 from penstock.pack.fingerprint import digest_of, function_digest
-from penstock.system.tracebacks import function_name, pickled_with_files
-from penstock.version import install_hint
+from penstock.system.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -54,15 +52,13 @@ class ProgramStep(NamedTuple):
 
     Attributes:
         name: Name for messages, logs and metrics.
-        target: ``module:function`` or ``path.py:function``; empty if the function itself is in `pickled`.
-        pickled: The function, pickled by value.
+        target: ``module:function`` or ``path.py:function``; empty for a function that is not found by a name.
         items: Arguments in parentheses after the name.
         arguments: Further arguments.
     """
 
     name: str
     target: str
-    pickled: bytes
     items: tuple[SpelledItem, ...]
     arguments: Mapping[str, str]
 
@@ -102,37 +98,13 @@ def spelled_program(text: str, *, arguments: Mapping[str, str] | None = None, fo
             hint="spell them behind the name of the step: resize(width=256) | recode(png)",
         )
     given = _texts(arguments)
-    steps = [ProgramStep(_shown(step.name), _target(step.name), b"", step.items, given) for step in spelled]
+    steps = [ProgramStep(_shown(step.name), _target(step.name), step.items, given) for step in spelled]
     return TransformProgram(tuple(steps), str(Path(folder).absolute()))
 
 
-def callable_program(
-    function: Callable[..., Any], *, arguments: Mapping[str, str] | None = None, folder: str = "."
-) -> TransformProgram:
-    """Return the program of a function of this process, which is sent to workers by value.
-
-    Raises:
-        ConfigError: The function cannot be pickled, or cloudpickle is not installed.
-    """
-    try:
-        cloudpickle = importlib.import_module("cloudpickle")
-    except ImportError:
-        raise ConfigError(
-            "a transform that is given as a function needs cloudpickle", hint=install_hint("gateway")
-        ) from None
-    try:
-        pickled = pickled_with_files(cloudpickle, function)
-    except Exception as error:
-        raise ConfigError(f"{function_name(function)} cannot be sent to a worker process: {error}") from error
-    step = callable_step(function, arguments=arguments, pickled=pickled)
-    return TransformProgram((step,), str(Path(folder).absolute()))
-
-
-def callable_step(
-    function: Callable[..., Any], *, arguments: Mapping[str, str] | None = None, pickled: bytes = b""
-) -> ProgramStep:
+def callable_step(function: Callable[..., Any], *, arguments: Mapping[str, str] | None = None) -> ProgramStep:
     """Return the step of a function that is not found by a name."""
-    return ProgramStep(function_name(function), "", pickled, (), _texts(arguments))
+    return ProgramStep(function_name(function), "", (), _texts(arguments))
 
 
 def _texts(arguments: Mapping[str, object] | None) -> dict[str, str]:
@@ -448,11 +420,7 @@ def load_program(program: TransformProgram) -> LoadedProgram:
         ConfigError: A function does not exist, or an argument is unknown, missing or ill-typed.
         Exception: Whatever importing the author's module raises.
     """
-    steps = []
-    for step in program.steps:
-        pickled = step.pickled
-        function = pickle.loads(pickled) if pickled else import_function(step.target, folder=program.folder)
-        steps.append(load_step(step, function))
+    steps = [load_step(step, import_function(step.target, folder=program.folder)) for step in program.steps]
     return LoadedProgram(steps=tuple(steps))
 
 

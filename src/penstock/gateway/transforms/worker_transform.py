@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock import errors
 from penstock.config import check_whole, cores_count
@@ -18,7 +18,6 @@ from penstock.gateway.transforms.program import (
     QUERY,
     ProcessSetup,
     TransformProgram,
-    callable_program,
     checked_number,
     spelled_program,
 )
@@ -27,7 +26,7 @@ from penstock.processes.pool import WorkerPool
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -55,27 +54,20 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-def make_transform(
-    access_point: AccessPoint, *, function: Callable[..., Any] | None = None, folder: str | Path = "."
-) -> WorkerTransform:
+def make_transform(access_point: AccessPoint, *, folder: str | Path = ".") -> WorkerTransform:
     """Return the transform of an access point. Its processes are started by ``start()``.
 
     Args:
         access_point: Names the transform: a built-in one, ``module:function``, ``path.py:function``, each with arguments in
             parentheses if it takes any, or several with ``|`` between them.
-        function: The transform itself, instead of a name; it is sent to the processes by value.
         folder: Folder whose modules can be imported, and to which paths are relative.
 
     Raises:
         ConfigError: The spelling is wrong, or names no built-in transform.
     """
-    arguments, text = access_point.arguments, access_point.transform
-    if function is not None:
-        program = callable_program(function, arguments=arguments, folder=str(folder))
-    elif text:
-        program = spelled_program(text, arguments=arguments, folder=str(folder))
-    else:
+    if not access_point.transform:
         raise ConfigError(f"the access point {access_point.name} names no transform")
+    program = spelled_program(access_point.transform, arguments=access_point.arguments, folder=str(folder))
     check_whole("processes", access_point.processes, 0, 1024)
     check_whole("calls_max", access_point.calls_max, 0)
     if access_point.epoch:
