@@ -69,7 +69,7 @@ def _rewritten(
     Args:
         reader: The source.
         source_format: Format of the source; ``auto`` decides it.
-        formats: What changes the records, by the formats that the transform takes.
+        formats: A function that changes the records, for each format that the transform takes.
         how: Further arguments for it.
 
     Raises:
