@@ -149,7 +149,7 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
     for group in _grouped(wanted, options):
         chosen = _chosen(group.key, group.members, options.specs)
         members = [roots.member(field, by_name[name]) for field, name in chosen.items()]
-        entries.append(PlanEntry(_checked(group.key), tuple(members), {}))
+        entries.append(PlanEntry(checked_key(group.key), tuple(members), {}))
     if not entries:
         raise ObjectMissingError(f"no files to pack ({passed_over} files were passed over)", operation="LIST")
     return SourceListing(roots.stores, entries, passed_over, None)
@@ -199,13 +199,20 @@ def _refuse_shards(shards: Sequence[Shard]) -> None:
         )
 
 
-def _checked(key: str) -> str:
+def checked_key(key: Any, what: str = "the name of a file is not a valid sample key") -> str:
+    """Return the key of a sample.
+
+    Args:
+        key: The key.
+        what: Beginning of the error's message.
+
+    Raises:
+        DataError: It would not read back equal.
+    """
     try:
         return check_key(key)
     except ConfigError as error:
-        raise DataError(
-            f"the name of a file is not a valid sample key: {error.what}", hint=error.hint, sample_key=key
-        ) from error
+        raise DataError(f"{what}: {error.what}", hint=error.hint, sample_key=str(key)) from error
 
 
 def _chosen(key: str, members: dict[str, str], specs: tuple[FieldSpec, ...] | None) -> dict[str, str]:
@@ -321,7 +328,7 @@ def rows_of_table(rows: list[dict[str, Any]], specs: tuple[FieldSpec, ...] | Non
         specs = _guess_specs(rows[0], url=url)
     found, keys = [], set()
     for number, row in enumerate(rows):
-        key = _checked(str(row.get("__key__") or f"{number:09d}"))
+        key = checked_key(str(row.get("__key__") or f"{number:09d}"))
         if key in keys:
             raise DataError(f"row {number} has the same key as another row", sample_key=key, shard=url)
         keys.add(key)

@@ -157,10 +157,9 @@ class PackJob:
             tuple(self.planned.roots),
             self._source_connection,
             destination.run,
-            options.memory_bytes_max,
-            options.verify,
+            options,
         )
-        return write_on_cluster(groups, task, options=options, listener=listener)
+        return write_on_cluster(groups, task, listener=listener)
 
 
 def root_url(store: Store) -> str:

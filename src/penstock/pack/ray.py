@@ -56,8 +56,7 @@ class ClusterTask(NamedTuple):
         roots: URLs of the stores that are read.
         source_connection: Connection options of these stores.
         run: Name of the run that the machine belongs to.
-        memory_bytes_max: Bytes that reading and writing may hold; None uses the process's budget.
-        verify: Whether each shard is read back when it is finished.
+        options: How the plan is carried out.
     """
 
     recipe: Recipe
@@ -66,8 +65,7 @@ class ClusterTask(NamedTuple):
     roots: tuple[str, ...]
     source_connection: ConnectionOptions
     run: str | None
-    memory_bytes_max: int | None
-    verify: bool
+    options: ExecutionOptions
 
 
 class _TaskResult(NamedTuple):
@@ -184,15 +182,12 @@ class RayTasks:
                 self._ray.wait(refs, num_returns=len(refs), timeout=CANCEL_S_MAX)
 
 
-def write_on_cluster(
-    groups: list[ShardGroup], task: ClusterTask, *, options: ExecutionOptions, listener: PackListener
-) -> dict[str, ShardRow]:
+def write_on_cluster(groups: list[ShardGroup], task: ClusterTask, *, listener: PackListener) -> dict[str, ShardRow]:
     """Write all shards of `groups`, each group in a task of its own; return their rows by name.
 
     Args:
         groups: Shards in groups that are written one after the other.
-        task: The part of the plan that each machine carries out.
-        options: Address of the cluster, and number of shards at a time.
+        task: The part of the plan that each machine carries out, and the options of its execution.
         listener: Receives progress, a group of shards at a time.
 
     Raises:
@@ -207,11 +202,11 @@ def write_on_cluster(
         for row in result.rows:
             rows[row.key] = row
             listener.finished(row, known=False)
-            if task.verify:
+            if task.options.verify:
                 listener.verified(row)
 
     transform = task.recipe.transform if isinstance(task.recipe, EntriesRecipe) else None
-    RayTasks(address=options.address, tasks_max=options.jobs).run(
+    RayTasks(address=task.options.address, tasks_max=task.options.jobs).run(
         _write_group,
         groups,
         setup=task,
@@ -224,8 +219,8 @@ def write_on_cluster(
 
 def _write_group(task: ClusterTask, group: ShardGroup) -> _TaskResult:
     """Write one group of shards; this runs as a Ray task, on any machine of the cluster."""
-    if task.memory_bytes_max is not None:
-        set_process_budget(memory_shares(task.memory_bytes_max, 1, task.recipe.format).reading_bytes)
+    if task.options.memory_bytes_max is not None:
+        set_process_budget(memory_shares(task.options.memory_bytes_max, 1, task.recipe.format).reading_bytes)
     samples_count = source_bytes = 0
 
     def report_progress(samples: int, size_bytes: int) -> None:
@@ -238,7 +233,7 @@ def _write_group(task: ClusterTask, group: ShardGroup) -> _TaskResult:
         rows = []
         # Ray interrupts a task that must stop.
         for row in task.recipe.write(WriteContext(folder, stores, lambda: None, report_progress), group):
-            if task.verify:
+            if task.options.verify:
                 check_shard(folder.store, folder.place, row)
             rows.append(row)
     return _TaskResult(rows, samples_count, source_bytes)

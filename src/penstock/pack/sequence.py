@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from penstock import compose
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.formats import without_content
-from penstock.formats.sample import check_key
 from penstock.loader import Loader
 from penstock.pack.destination import Destination, split_destination
+from penstock.pack.entries import checked_key
 from penstock.pack.fields import select_fields
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import PackPlan, check_sample_size
@@ -182,12 +182,7 @@ class SequenceWriter(CommitOnExit):
         if key is None and not self._holds_keys:
             key = f"{self.samples_count:09d}"
             sample = {**sample, "__key__": key}
-        try:
-            check_key(key)
-        except ConfigError as error:
-            raise DataError(
-                f"the sample has no valid key: {error.what}", hint=error.hint, sample_key=str(key)
-            ) from error
+        checked_key(key, "the sample has no valid key")
         self._sequence.add(sample)
         self.samples_count += 1
 
@@ -380,10 +375,7 @@ def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
         key = f"{number:09d}"
     else:
         options.refuse_lost_key(str(key))
-    try:
-        check_key(key)
-    except ConfigError as error:
-        raise DataError(f"sample {number}: {error.what}", hint=error.hint, sample_key=str(key)) from error
+    checked_key(key, f"sample {number}")
     fields = {name: value for name, value in fields.items() if not name.startswith("__")}
     if options.specs is not None:
         fields = select_fields(fields, options.specs, key)

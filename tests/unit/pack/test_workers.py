@@ -35,7 +35,8 @@ def test_what_other_machines_need_pickles() -> None:
         bytes_max=9,
     )
     for recipe in (EntriesRecipe(format="tar", transform=str.upper), rewriting):  # type: ignore[arg-type]
-        task = ClusterTask(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run", None, True)  # type: ignore[arg-type]
+        roots, options = ("s3://bucket/in/",), ExecutionOptions(verify=True)
+        task = ClusterTask(recipe, "s3://bucket/out/", connection, roots, connection, "run", options)  # type: ignore[arg-type]
         assert pickle.loads(pickle.dumps(task)) == task
 
 
