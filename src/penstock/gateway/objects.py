@@ -23,13 +23,32 @@ _ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accessp
 _BAD_SOURCE = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
 
 
+_STATUSES = {
+    **dict.fromkeys(("AccessDenied", "AccessForbidden", "InvalidAccessKeyId"), 403),
+    **dict.fromkeys(("RequestTimeTooSkewed", "SignatureDoesNotMatch"), 403),
+    **dict.fromkeys(("LambdaARNNotFound", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion"), 404),
+    "NoSuchWebhook": 404,
+    "MethodNotAllowed": 405,
+    **dict.fromkeys(("BucketAlreadyExists", "BucketAlreadyOwnedByYou", "BucketNotEmpty", "OperationAborted"), 409),
+    "MissingContentLength": 411,
+    "PreconditionFailed": 412,
+    **dict.fromkeys(("InvalidPartNumber", "InvalidRange"), 416),
+    **dict.fromkeys(("InternalError", "LambdaResponseNotReceived"), 500),
+    "NotImplemented": 501,
+    **dict.fromkeys(("ServiceUnavailable", "SlowDown", "TransformUnavailable"), 503),
+    "RequestTimeout": 504,
+    "InsufficientStorage": 507,
+}
+"""The HTTP status of each code of an error; of all others it is 400."""
+
+
 class S3Error(Exception):
     """A refusal, in S3's terms; the front sends it as an error document.
 
     Attributes:
         code: Code of the error, e.g. ``"NoSuchKey"``.
         message: One sentence for people. It contains no secret and no path of this host.
-        status: HTTP status.
+        status: HTTP status; if it is not given, that of the code.
         headers: Further headers of the answer.
         details: Further elements of the error document, e.g. ``{"ActualObjectSize": "12"}``.
     """
@@ -39,14 +58,14 @@ class S3Error(Exception):
         code: str,
         message: str,
         *,
-        status: int,
+        status: int | None = None,
         headers: Mapping[str, str] | None = None,
         details: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
-        self.status = status
+        self.status = _STATUSES.get(code, 400) if status is None else status
         self.headers = dict(headers or {})
         self.details = dict(details or {})
 
@@ -54,7 +73,7 @@ class S3Error(Exception):
 def invalid_argument(name: str, message: str, value: str = "") -> S3Error:
     """Return the error of an argument that is not valid."""
     details = {"ArgumentName": name, "ArgumentValue": value[:1024]}
-    return S3Error("InvalidArgument", message, status=400, details=details)
+    return S3Error("InvalidArgument", message, details=details)
 
 
 def number_in(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:
@@ -74,19 +93,17 @@ def number_in(query: Mapping[str, str], name: str, *, default: int, most: int) -
 def not_implemented(what: str) -> S3Error:
     """Return the error of something that this gateway does not do."""
     message = f"A header or operation you provided implies functionality that is not implemented: {what}."
-    return S3Error("NotImplemented", message, status=501)
+    return S3Error("NotImplemented", message)
 
 
 def version_missing(version: str) -> S3Error:
     """Return the error of a version that does not exist; only ``null`` does."""
-    return S3Error(
-        "NoSuchVersion", "The specified version does not exist.", status=404, details={"VersionId": version[:1024]}
-    )
+    return S3Error("NoSuchVersion", "The specified version does not exist.", details={"VersionId": version[:1024]})
 
 
 def access_denied(message: str = "Access Denied") -> S3Error:
     """Return the error of a caller who may not do this."""
-    return S3Error("AccessDenied", message, status=403)
+    return S3Error("AccessDenied", message)
 
 
 SUB_RESOURCES = frozenset(

@@ -69,13 +69,13 @@ def payload_of(text: str, *, is_presigned: bool) -> Payload:
     found = _PAYLOADS.get(text)
     if found is None:
         if text.startswith("STREAMING-"):
-            raise S3Error("NotImplemented", f"The payload {text[:64]!r} is not supported.", status=501)
+            raise S3Error("NotImplemented", f"The payload {text[:64]!r} is not supported.")
         if not _SHA256.fullmatch(text):
             what = "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, one of the values STREAMING-..., or a SHA-256."
-            raise S3Error("InvalidArgument", what, status=400)
+            raise S3Error("InvalidArgument", what)
         found = Payload(text.lower())
     if is_presigned and found.is_signed:
-        raise S3Error("InvalidRequest", "A presigned URL cannot promise signed chunks.", status=400)
+        raise S3Error("InvalidRequest", "A presigned URL cannot promise signed chunks.")
     return found
 
 
@@ -101,7 +101,7 @@ def open_body(
         return DecodedBody(pieces, length_bytes=_length(headers, "content-length"), checks=checks)
     length_bytes = _length(headers, "x-amz-decoded-content-length")
     if length_bytes is None:
-        raise S3Error("MissingContentLength", "You must provide the x-amz-decoded-content-length header.", status=411)
+        raise S3Error("MissingContentLength", "You must provide the x-amz-decoded-content-length header.")
     announced = _announced(headers) if payload.has_trailer else frozenset()
     signatures = ChunkSignatures(is_signed=payload.is_signed, signer=signer)
     decoder = ChunkDecoder(signatures, length_bytes=length_bytes, may_trail=announced)
@@ -167,7 +167,7 @@ class DecodedBody:
             for data in decoder.feed(piece) if decoder is not None else (piece,):
                 total_bytes += len(data)
                 if self.length_bytes is not None and total_bytes > self.length_bytes:
-                    raise S3Error("IncompleteBody", "The body is longer than its length says.", status=400)
+                    raise S3Error("IncompleteBody", "The body is longer than its length says.")
                 for computed in hashers:
                     computed.update(data)
                 ready, held = (held, data) if holds_back else (data, b"")
@@ -180,7 +180,7 @@ class DecodedBody:
             checks = [*(_checksum_check(name, trailers[_CHECKSUM + name], each) for name, each in trailing), *checks]
         elif self.length_bytes is not None and total_bytes != self.length_bytes:
             message = "You did not provide the number of bytes specified by the Content-Length header."
-            raise S3Error("IncompleteBody", message, status=400)
+            raise S3Error("IncompleteBody", message)
         for check in checks:
             check.compare()
         self.checksums = {
@@ -195,7 +195,7 @@ def _length(headers: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not _LENGTH.fullmatch(text):
-        raise S3Error("InvalidArgument", f"{name} must be a number of bytes.", status=400)
+        raise S3Error("InvalidArgument", f"{name} must be a number of bytes.")
     return int(text)
 
 
@@ -203,9 +203,7 @@ def _announced(headers: Mapping[str, str]) -> frozenset[str]:
     names = frozenset(name.strip().lower() for name in headers.get("x-amz-trailer", "").split(",") if name.strip())
     for name in names:
         if not name.startswith(_CHECKSUM) or name.removeprefix(_CHECKSUM) in _NOT_CHECKSUMS:
-            raise S3Error(
-                "InvalidRequest", "The value specified in the x-amz-trailer header is not supported.", status=400
-            )
+            raise S3Error("InvalidRequest", "The value specified in the x-amz-trailer header is not supported.")
     if len(names) > 1:
         raise _several()
     return names
@@ -218,8 +216,8 @@ def _checks(head: RequestHead) -> list[BodyCheck]:
     if (md5 := headers.get("content-md5")) is not None:
         expected = _decoded(md5, length_bytes=16)
         if expected is None:
-            raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.", status=400)
-        wrong = S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.", status=400)
+            raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+        wrong = S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.")
         checks.append(BodyCheck(hashlib.md5(usedforsecurity=False), expected, wrong))
     if head.method == "POST" and "uploadId=" in head.raw_query:
         return checks  # completes an upload: the checksum is that of the object, and the body is a list of parts
@@ -233,31 +231,31 @@ def _checks(head: RequestHead) -> list[BodyCheck]:
 
 def _payload_check(sha256: str) -> BodyCheck:
     wrong = S3Error("XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was "
-                    "computed.", status=400)  # fmt: skip
+                    "computed.")  # fmt: skip
     return BodyCheck(hashlib.sha256(), bytes.fromhex(sha256), wrong)
 
 
 def _checksum_check(algorithm: str, text: str, computed: Hasher) -> BodyCheck:
     expected = _decoded(text, length_bytes=_DIGEST_BYTES[algorithm])
     if expected is None:
-        raise S3Error("InvalidRequest", f"Value for {_CHECKSUM}{algorithm} header is invalid.", status=400)
+        raise S3Error("InvalidRequest", f"Value for {_CHECKSUM}{algorithm} header is invalid.")
     message = f"The {algorithm.upper()} you specified did not match the calculated checksum."
-    return BodyCheck(computed, expected, S3Error("BadDigest", message, status=400), algorithm=algorithm)
+    return BodyCheck(computed, expected, S3Error("BadDigest", message), algorithm=algorithm)
 
 
 def _computed(algorithm: str) -> Hasher:
     if algorithm not in ALGORITHMS:
-        raise S3Error("InvalidRequest", f"The checksum algorithm {algorithm[:32]!r} is not supported.", status=400)
+        raise S3Error("InvalidRequest", f"The checksum algorithm {algorithm[:32]!r} is not supported.")
     fresh = hasher(algorithm)
     if fresh is None:
         what = f"{algorithm} cannot be verified here. Send CRC32C. The gateway's host needs: {install_hint('crt')}"
-        raise S3Error("NotImplemented", what, status=501)
+        raise S3Error("NotImplemented", what)
     return fresh
 
 
 def _several() -> S3Error:
     what = "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
-    return S3Error("InvalidRequest", what, status=400)
+    return S3Error("InvalidRequest", what)
 
 
 def _decoded(text: str, *, length_bytes: int) -> bytes | None:

@@ -104,10 +104,9 @@ class ChunkSignatures:
     def _checked(self, signature: str | None, what: str) -> str:
         if self._is_signed and signature is None:
             message = f"The request promised signed chunks, but a {what} has no signature."
-            raise S3Error("SignatureDoesNotMatch", message, status=403)
+            raise S3Error("SignatureDoesNotMatch", message)
         if not self._is_signed and signature is not None:
-            message = f"The request promised unsigned chunks, but a {what} has a signature."
-            raise S3Error("InvalidRequest", message, status=400)
+            raise S3Error("InvalidRequest", f"The request promised unsigned chunks, but a {what} has a signature.")
         return signature or ""
 
 
@@ -168,7 +167,7 @@ class ChunkDecoder:
         """
         if not self._is_ended or self._open_bytes:
             message = "The body ended before its last chunk, or is shorter than x-amz-decoded-content-length."
-            raise S3Error("IncompleteBody", message, status=400)
+            raise S3Error("IncompleteBody", message)
 
     def _take_line(self, piece: bytes, position: int) -> int:
         if self._is_ended:
@@ -207,8 +206,7 @@ class ChunkDecoder:
             raise _malformed("the header of a chunk cannot be read")
         size_bytes = int(match[1], 16)
         if size_bytes > self._open_bytes:
-            message = "The body is longer than x-amz-decoded-content-length says."
-            raise S3Error("IncompleteBody", message, status=400)
+            raise S3Error("IncompleteBody", "The body is longer than x-amz-decoded-content-length says.")
         self._signatures.begin(match[2].decode() if match[2] is not None else None)
         self._open_bytes -= size_bytes
         self._left_bytes = size_bytes
@@ -236,14 +234,13 @@ class ChunkDecoder:
 
 
 def _malformed(what: str) -> S3Error:
-    return S3Error("InvalidRequest", f"The body is not encoded as aws-chunked: {what}.", status=400)
+    return S3Error("InvalidRequest", f"The body is not encoded as aws-chunked: {what}.")
 
 
 def _bad_trailer(what: str) -> S3Error:
-    return S3Error("MalformedTrailerError", f"The trailer of the body is not as it was announced: {what}.", status=400)
+    return S3Error("MalformedTrailerError", f"The trailer of the body is not as it was announced: {what}.")
 
 
 def _compare(expected: str, signature: str, what: str) -> None:
     if not hmac.compare_digest(expected, signature):
-        message = f"The signature of a {what} does not match the one that we calculated."
-        raise S3Error("SignatureDoesNotMatch", message, status=403)
+        raise S3Error("SignatureDoesNotMatch", f"The signature of a {what} does not match the one that we calculated.")

@@ -83,8 +83,7 @@ def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
     in_query = "X-Amz-" in query and ("X-Amz-Algorithm=" in query or "X-Amz-Signature=" in query)
     is_version_2 = bool(query) and version_2.is_version_2(query)
     if (authorization is not None) + in_query + is_version_2 > 1:
-        raise S3Error("InvalidArgument", "Only one way of signing is allowed: the Authorization header, or the query.",
-                      status=400)  # fmt: skip
+        raise S3Error("InvalidArgument", "Only one way of signing is allowed: the Authorization header, or the query.")
     if authorization is not None:
         return _from_header(authorization, head.headers)
     if in_query:
@@ -229,21 +228,21 @@ def _stamp_of_date(text: str) -> str:
         date_s = parsedate_to_datetime(text).timestamp()
         return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(date_s))
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
-        raise S3Error("AccessDenied", "A signed request needs a valid Date or x-amz-date header.", status=403) from None
+        raise S3Error("AccessDenied", "A signed request needs a valid Date or x-amz-date header.") from None
 
 
 def _malformed(what: str) -> S3Error:
-    return S3Error("AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}.", status=400)
+    return S3Error("AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}.")
 
 
 def _bad_query(what: str) -> S3Error:
-    return S3Error("AuthorizationQueryParametersError", what, status=400)
+    return S3Error("AuthorizationQueryParametersError", what)
 
 
 def unsupported(what: str) -> S3Error:
     """Return the error for another way of signing."""
     message = f"{what} is not supported. Please use {ALGORITHM}; in boto3, Config(signature_version='s3v4') does."
-    return S3Error("InvalidRequest", message, status=400)
+    return S3Error("InvalidRequest", message)
 
 
 def wrong_scope(claim: SignatureClaim, *, region: str) -> S3Error:

@@ -129,13 +129,13 @@ class SignatureAuthenticator:
 
     def _anonymous(self, head: RequestHead) -> VerifiedRequest:
         if self._keys.anonymous is None:
-            raise S3Error("AccessDenied", "Access Denied. Requests to this endpoint must be signed.", status=403)
+            raise S3Error("AccessDenied", "Access Denied. Requests to this endpoint must be signed.")
         return unsigned_request(head, may_write=False)
 
     def _check_time(self, claim: SignatureClaim) -> None:
         now_s, signed_s = self._clock(), stamp_s(claim.stamp)
         if signed_s is None:
-            raise S3Error("AccessDenied", "x-amz-date must be in the form YYYYMMDDThhmmssZ.", status=403)
+            raise S3Error("AccessDenied", "x-amz-date must be in the form YYYYMMDDThhmmssZ.")
         if claim.expires_s is None:
             if abs(now_s - signed_s) > SKEW_S_MAX:
                 details = {
@@ -144,9 +144,9 @@ class SignatureAuthenticator:
                     "MaxAllowedSkewMilliseconds": str(SKEW_S_MAX * 1000),
                 }
                 what = "The difference between the request time and the current time is too large."
-                raise S3Error("RequestTimeTooSkewed", what, status=403, details=details)
+                raise S3Error("RequestTimeTooSkewed", what, details=details)
         elif signed_s - now_s > SKEW_S_MAX:
-            raise S3Error("AccessDenied", "Request is not valid yet", status=403, details={"ServerTime": _iso(now_s)})
+            raise S3Error("AccessDenied", "Request is not valid yet", details={"ServerTime": _iso(now_s)})
         elif now_s > signed_s + claim.expires_s:
             raise _expired(signed_s + claim.expires_s, now_s, details={"X-Amz-Expires": str(claim.expires_s)})
 
@@ -184,7 +184,7 @@ class OpenAuthenticator:
             S3Error: The request names a host that is not this one.
         """
         if not _is_local(head.headers.get("host", ""), self._domains):
-            raise S3Error("AccessDenied", "A gateway without keys answers only to names of this host.", status=403)
+            raise S3Error("AccessDenied", "A gateway without keys answers only to names of this host.")
         return unsigned_request(head, may_write=self._may_write)
 
 
@@ -205,14 +205,13 @@ def _is_local(host: str, domains: tuple[str, ...]) -> bool:
 def _checked(key: AccessKey | None, access_key: str, *, is_right: bool) -> AccessKey:
     """Return the key of a request, or refuse it; the signature of a request with an unknown key was computed as well."""
     if key is None:
-        raise S3Error("InvalidAccessKeyId", "The access key ID you provided does not exist in our records.", status=403,
+        raise S3Error("InvalidAccessKeyId", "The access key ID you provided does not exist in our records.",
                       details={"AWSAccessKeyId": access_key[:128]})  # fmt: skip
     if not is_right:
         raise S3Error(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. Check your secret access "
             "key and signing method.",
-            status=403,
             details={"AWSAccessKeyId": access_key},
         )
     return key
@@ -220,12 +219,12 @@ def _checked(key: AccessKey | None, access_key: str, *, is_right: bool) -> Acces
 
 def _token_refused() -> S3Error:
     what = "The access keys of this endpoint have no session tokens; send the request without one."
-    return S3Error("InvalidToken", what, status=400)
+    return S3Error("InvalidToken", what)
 
 
 def _expired(expires_s: float, now_s: float, details: Mapping[str, str] | None = None) -> S3Error:
     details = {**(details or {}), "Expires": _iso(expires_s), "ServerTime": _iso(now_s)}
-    return S3Error("AccessDenied", "Request has expired", status=403, details=details)
+    return S3Error("AccessDenied", "Request has expired", details=details)
 
 
 def unsigned_request(head: RequestHead, *, may_write: bool) -> VerifiedRequest:
@@ -238,13 +237,11 @@ def _check_signed(head: RequestHead, claim: SignatureClaim) -> None:
     """Refuse requests with headers that somebody could have added: S3 wants its own to be signed."""
     names = claim.names
     if "host" not in names:
-        raise S3Error(
-            "AccessDenied", "The Host header must be signed.", status=403, details={"HeadersNotSigned": "host"}
-        )
+        raise S3Error("AccessDenied", "The Host header must be signed.", details={"HeadersNotSigned": "host"})
     missing = [name for name in map(str.lower, head.headers) if name not in names and _must_be_signed(name)]
     if missing:
         what = "There were headers present in the request which were not signed"
-        raise S3Error("AccessDenied", what, status=403, details={"HeadersNotSigned": ", ".join(sorted(set(missing)))})
+        raise S3Error("AccessDenied", what, details={"HeadersNotSigned": ", ".join(sorted(set(missing)))})
 
 
 def _must_be_signed(name: str) -> bool:

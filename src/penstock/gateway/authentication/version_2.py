@@ -80,7 +80,7 @@ def read_claim_of_version_2(head: RequestHead) -> Version2Claim:
         S3Error: The URL cannot be read, or has parameters that its signature does not cover.
     """
     if head.method not in _METHODS:
-        raise S3Error("AccessDenied", "A presigned URL is not valid for this method.", status=403)
+        raise S3Error("AccessDenied", "A presigned URL is not valid for this method.")
     found: dict[str, str] = {}
     headers: dict[str, str] = {}
     for part in filter(None, head.raw_query.split("&")):
@@ -99,7 +99,7 @@ def read_claim_of_version_2(head: RequestHead) -> Version2Claim:
         into[name] = unquote_plus(value, errors="surrogateescape")
     expires = found.get(EXPIRES_PARAMETER, "")
     if not (expires.isascii() and expires.isdigit() and len(expires) <= _EXPIRES_LENGTH_MAX):
-        raise S3Error("AccessDenied", "Expires must be a time in seconds since 1970.", status=403)
+        raise S3Error("AccessDenied", "Expires must be a time in seconds since 1970.")
     return Version2Claim(found[KEY_PARAMETER], found[SIGNATURE_PARAMETER], int(expires), headers)
 
 
@@ -139,4 +139,4 @@ def _is_header(name: str) -> bool:
 
 
 def _refused(message: str) -> S3Error:
-    return S3Error("InvalidArgument", message, status=400)
+    return S3Error("InvalidArgument", message)

@@ -206,4 +206,4 @@ def _seconds_of(value: Any) -> float:
 
 
 def _invalid(problem: str) -> NoReturn:
-    raise S3Error("LambdaInvalidResponse", f"The handler's response is not valid: {problem}.", status=400)
+    raise S3Error("LambdaInvalidResponse", f"The handler's response is not valid: {problem}.")

@@ -94,7 +94,7 @@ class ForwardedHead(NamedTuple):
 
 def refuse(message: str) -> NoReturn:
     """Raise the error of a request that does not follow the model."""
-    raise S3Error("ValidationError", message, status=400)
+    raise S3Error("ValidationError", message)
 
 
 def forwarded_head(headers: Mapping[str, str], *, status_default: int = 200) -> ForwardedHead:
@@ -183,7 +183,7 @@ def webhook_head(headers: Mapping[str, str], *, status: int) -> ForwardedHead:
     sent = {name.lower(): value for name, value in headers.items()}
     text = sent.get("x-amz-fwd-status", str(status)).strip()
     if not _STATUS_OF_WEBHOOK.fullmatch(text):
-        raise S3Error("LambdaFunctionStatusError", "The webhook's x-amz-fwd-status is not an HTTP status.", status=400)
+        raise S3Error("LambdaFunctionStatusError", "The webhook's x-amz-fwd-status is not an HTTP status.")
     kept = {}
     for name, value in headers.items():
         inner = name[len(PREFIX) :] if name.lower().startswith(PREFIX) else ""

@@ -84,7 +84,7 @@ class PendingResponse:
             return
         if copying.cancelled():
             message = "The call of WriteGetObjectResponse was broken off."
-            self.finished.set_exception(S3Error("ConnectionClosedByRequester", message, status=400))
+            self.finished.set_exception(S3Error("ConnectionClosedByRequester", message))
             return
         error = copying.exception()
         if error is None:
@@ -123,7 +123,7 @@ class PendingResponses:
         pending = self._by_token.get(_digest(token))
         if pending is None or not secrets.compare_digest(pending.route.encode(), route.encode("utf-8", "replace")):
             message = "The request token is unknown, has expired, was used before, or belongs to another request route."
-            raise S3Error("InvalidTokenId", message, status=400)
+            raise S3Error("InvalidTokenId", message)
         return pending
 
     def take(self, pending: PendingResponse) -> None:
@@ -197,15 +197,13 @@ class WriteGetObjectResponse:
             finally:
                 copying.cancel()  # if this request was cancelled
             if copying.cancelled():
-                raise S3Error(
-                    "ConnectionClosedByRequester", "The client that waited for this answer has left.", status=400
-                )
+                raise S3Error("ConnectionClosedByRequester", "The client that waited for this answer has left.")
             if not (head.is_error and isinstance(copying.exception(), S3Error)):
                 copying.result()
             with suppress(ConnectionError):  # the handler has left
                 await exchange.answer(200, {}, b"")
         except (S3Error, PenstockError) as error:
-            refusal = error if isinstance(error, S3Error) else S3Error("InternalError", error.what, status=500)
+            refusal = error if isinstance(error, S3Error) else S3Error("InternalError", error.what)
             LOG.info("WriteGetObjectResponse was refused: %s", refusal)
             with suppress(ConnectionError):  # the handler has left
                 await exchange.refuse(refusal)
@@ -214,13 +212,13 @@ class WriteGetObjectResponse:
 
     def _checked(self, request: web.BaseRequest) -> tuple[PendingResponse, ForwardedHead, RequestBody]:
         if request.method != "POST":
-            raise S3Error("MethodNotAllowed", f"{PATH} takes only POST.", status=405)
+            raise S3Error("MethodNotAllowed", f"{PATH} takes only POST.")
         headers = joined_headers(request.headers)
         url = request.rel_url
         signed = RequestHead(request.method, url.raw_path, url.raw_query_string, headers)
         verified = self._authenticator.verify(signed)
         if "/s3-object-lambda/aws4_request" not in headers.get("Authorization", ""):
-            raise S3Error("InvalidSignature", "The signature must name the service s3-object-lambda.", status=400)
+            raise S3Error("InvalidSignature", "The signature must name the service s3-object-lambda.")
         route, token = headers.get("x-amz-request-route", ""), headers.get("x-amz-request-token", "")
         if not route or not token:
             refuse("The headers x-amz-request-route and x-amz-request-token are required.")
@@ -243,8 +241,7 @@ async def _arriving(request: web.BaseRequest) -> AsyncIterator[bytes]:
     except S3Error:
         raise
     except Exception as error:
-        message = "The body of WriteGetObjectResponse ended early."
-        raise S3Error("ConnectionClosedByRequester", message, status=400) from error
+        raise S3Error("ConnectionClosedByRequester", "The body of WriteGetObjectResponse ended early.") from error
 
 
 async def _copy(head: ForwardedHead, body: RequestBody, pending: PendingResponse) -> None:
@@ -253,7 +250,7 @@ async def _copy(head: ForwardedHead, body: RequestBody, pending: PendingResponse
         raise await _client_error(head, body)
     if head.status != 200:
         message = f"The handler answered a request for the whole object with status {head.status}."
-        raise S3Error("LambdaInvalidResponse", message, status=400)
+        raise S3Error("LambdaInvalidResponse", message)
     checks = []
     headers = head.headers
     if head.checksum is not None:
@@ -287,7 +284,7 @@ def body_check(algorithm: str, expected: str) -> BodyCheck | None:
         digest = base64.b64decode(expected.strip(), validate=True)
     except binascii.Error:
         digest = b""  # which no body has
-    wrong = S3Error("BadDigest", f"The body does not match its checksum {algorithm}.", status=400)
+    wrong = S3Error("BadDigest", f"The body does not match its checksum {algorithm}.")
     return BodyCheck(computed, digest, wrong)
 
 

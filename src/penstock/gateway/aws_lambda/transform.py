@@ -148,11 +148,10 @@ class LambdaTransform:
             call.result()  # a handler that failed
             if not pending.is_begun:
                 message = "The handler returned without calling WriteGetObjectResponse."
-                raise S3Error("LambdaResponseNotReceived", message, status=500)
+                raise S3Error("LambdaResponseNotReceived", message)
             await asyncio.wait({pending.finished}, timeout=self._config.time_s_max)
         if not pending.finished.done():
-            message = f"The answer took longer than {self._config.time_s_max:g} s."
-            raise S3Error("LambdaTimeout", message, status=400)
+            raise S3Error("LambdaTimeout", f"The answer took longer than {self._config.time_s_max:g} s.")
         pending.finished.result()
 
 

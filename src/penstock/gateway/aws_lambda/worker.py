@@ -240,7 +240,7 @@ class HandlerWorker:
         except TimeoutError as error:
             text = f"The handler took longer than {time_s_max:g} s."
             LOG.warning("%s %s %s", self._settings.name, request_id, text, extra={"request_id": request_id})
-            raise S3Error("LambdaTimeout", text, status=400) from error
+            raise S3Error("LambdaTimeout", text) from error
         finally:
             if not is_complete:
                 self.kill()
@@ -355,7 +355,7 @@ class HandlerWorker:
 
 
 def _failed(message: str, traceback: str = "") -> S3Error:
-    error = S3Error("LambdaRuntimeError", message, status=400)
+    error = S3Error("LambdaRuntimeError", message)
     if traceback:
         error.add_note(traceback)
     return error
@@ -381,7 +381,7 @@ class HandlerPool(WorkerPool[HandlerWorker]):
     def busy_error(self) -> S3Error:
         """Return the error of a call that cannot wait."""
         message = f"{self.waiting_count} calls wait for a worker of the handler. Reduce your request rate."
-        return S3Error("SlowDown", message, status=503)
+        return S3Error("SlowDown", message)
 
     def unavailable_error(self, failure: Exception) -> Exception:
         """Return the error of a call for which there is no worker: why the handler cannot be imported any more."""

@@ -221,7 +221,7 @@ class ForwardedOperations(BucketOperations):
         length_bytes = body.length_bytes
         if length_bytes is None:
             if request.method == "PUT":
-                raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
+                raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
             length_bytes = 0
         if length_bytes <= SMALL_BYTES_MAX or request.method == "POST":
             data = await read_document(body, max(SMALL_BYTES_MAX, _DOCUMENT_BYTES_MAX))
@@ -324,7 +324,7 @@ def _refusal(error: StoreError) -> S3Error:
         message = f"The upstream answered with status {error.status}."
         return S3Error("ServiceUnavailable", message, status=max(error.status, 400))
     message = "The upstream could not be reached, or broke the connection off; please try again."
-    return S3Error("ServiceUnavailable", message, status=503)
+    return S3Error("ServiceUnavailable", message)
 
 
 def _with_headers(passed: Forward, headers: Mapping[str, str]) -> Forward:

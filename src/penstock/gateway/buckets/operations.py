@@ -96,8 +96,7 @@ class BucketOperations:
             await self.check_exists()
             return default_setting(request, setting)
         if request.method == "POST" and setting is None:
-            message = "The specified method is not allowed against this resource."
-            raise S3Error("MethodNotAllowed", message, status=405)
+            raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
         raise not_implemented(f"{request.method} {setting or ''}".strip())
 
     def check_may_write(self, request: GatewayRequest) -> None:

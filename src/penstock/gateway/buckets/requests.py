@@ -193,7 +193,7 @@ def check_write_conditions(headers: Mapping[str, str], etag: str | None) -> None
             raise precondition_failed("If-None-Match")
     if match is not None:
         if etag is None:
-            raise S3Error("NoSuchKey", "The specified key does not exist.", status=404)
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
         if not matches_etag(match, etag):
             raise precondition_failed("If-Match")
 
@@ -206,14 +206,14 @@ def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
     """
     tags = dict(pairs)
     if len(tags) != len(pairs):
-        raise S3Error("InvalidTag", "Cannot provide multiple Tags with the same key", status=400)
+        raise S3Error("InvalidTag", "Cannot provide multiple Tags with the same key")
     if len(tags) > _TAGS_MAX:
-        raise S3Error("BadRequest", "Object tags cannot be greater than 10", status=400)
+        raise S3Error("BadRequest", "Object tags cannot be greater than 10")
     for name, value in tags.items():
         if not 0 < len(name) <= 128:
-            raise S3Error("InvalidTag", "The TagKey you have provided is invalid", status=400)
+            raise S3Error("InvalidTag", "The TagKey you have provided is invalid")
         if len(value) > 256:
-            raise S3Error("InvalidTag", "The TagValue you have provided is invalid", status=400)
+            raise S3Error("InvalidTag", "The TagValue you have provided is invalid")
     return tags
 
 
@@ -232,7 +232,7 @@ async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
     async for piece in body:
         total += len(piece)
         if total > bytes_max:
-            raise S3Error("MaxMessageLengthExceeded", "Your request was too big.", status=400)
+            raise S3Error("MaxMessageLengthExceeded", "Your request was too big.")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -240,7 +240,7 @@ async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
 def precondition_failed(name: str) -> S3Error:
     """Return the error of a condition that does not hold."""
     message = "At least one of the pre-conditions you specified did not hold"
-    return S3Error("PreconditionFailed", message, status=412, details={"Condition": name})
+    return S3Error("PreconditionFailed", message, details={"Condition": name})
 
 
 # ── the object that is written ───────────────────────────────────────────────────────────────────────────────────
@@ -265,10 +265,10 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
     if metadata_bytes > _USER_METADATA_BYTES_MAX:
         details = {"Size": str(metadata_bytes), "MaxSizeAllowed": str(_USER_METADATA_BYTES_MAX)}
         message = "Your metadata headers exceed the maximum allowed metadata size"
-        raise S3Error("MetadataTooLarge", message, status=400, details=details)
+        raise S3Error("MetadataTooLarge", message, details=details)
     storage_class = headers.get("x-amz-storage-class", "STANDARD")
     if storage_class not in _STORAGE_CLASSES:
-        raise S3Error("InvalidStorageClass", "The storage class you specified is not valid", status=400)
+        raise S3Error("InvalidStorageClass", "The storage class you specified is not valid")
     if storage_class != "STANDARD":
         kept["x-amz-storage-class"] = storage_class
     if encoding := content_encoding(headers):
@@ -287,7 +287,7 @@ def refuse_shared_access(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         lower = name.lower()
         if lower.startswith("x-amz-grant-") or (lower == "x-amz-acl" and value not in _ACLS):
-            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
+            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
 
 
 def content_encoding(headers: Mapping[str, str]) -> str:
@@ -312,21 +312,20 @@ def checksum_wanted(headers: Mapping[str, str]) -> tuple[str, str]:
     if not name:
         if kind:
             message = "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header."
-            raise S3Error("InvalidRequest", message, status=400)
+            raise S3Error("InvalidRequest", message)
         return "", "COMPOSITE"
     if name not in checksums.ALGORITHMS:
         message = "Checksum algorithm provided is unsupported. Please try again with any of the valid types: " + (
             ", ".join(sorted(known.upper() for known in checksums.ALGORITHMS))
         )
-        raise S3Error("InvalidRequest", message, status=400)
+        raise S3Error("InvalidRequest", message)
     if checksums.hasher(name) is None:
         raise not_implemented(f"checksums of type {name}")
     kind = kind or ("FULL_OBJECT" if name == "crc64nvme" else "COMPOSITE")
     if kind not in ("FULL_OBJECT", "COMPOSITE"):
         raise invalid_argument("x-amz-checksum-type", "Value for x-amz-checksum-type header is invalid.", kind)
     if (kind == "FULL_OBJECT" and name.startswith("sha")) or (kind == "COMPOSITE" and name == "crc64nvme"):
-        message = f"The {kind} checksum type cannot be used with the {name} checksum algorithm."
-        raise S3Error("InvalidRequest", message, status=400)
+        raise S3Error("InvalidRequest", f"The {kind} checksum type cannot be used with the {name} checksum algorithm.")
     return name, kind
 
 

@@ -108,7 +108,7 @@ class StoreOperations(BucketOperations):
         object_headers(request.headers)  # refuses what is not valid
         if_absent = _is_only_if_absent(request)
         if body.length_bytes is None:
-            raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
+            raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
         if body.length_bytes <= _PART_BYTES:
             data = await read_document(body, _PART_BYTES)
             completion = await perform_on_loop(self._store, Put(request.key, data, if_absent))
@@ -158,7 +158,7 @@ class StoreOperations(BucketOperations):
         """DeleteObject; a missing object is no error."""
         failed = (await perform_on_loop(self._store, Delete((request.key,)))).value
         if failed:
-            raise S3Error("InternalError", "The object could not be removed.", status=500)
+            raise S3Error("InternalError", "The object could not be removed.")
         return Answer(204)
 
     async def delete_objects(self, _request: GatewayRequest, body: RequestBody) -> Answer:
@@ -171,7 +171,7 @@ class StoreOperations(BucketOperations):
             if child.tag != "Key" and (child.tag, child.text or "null") != ("VersionId", "null"):
                 raise not_implemented(f"{child.tag[:64]} in DeleteObjects, for this kind of upstream")
         failed = (await perform_on_loop(self._store, Delete(tuple(keys)))).value or {}
-        error = S3Error("InternalError", "It could not be removed.", status=500)
+        error = S3Error("InternalError", "It could not be removed.")
         return deletion([(key, error if key in failed else None) for key in keys], is_quiet=is_quiet)
 
     # ── multipart ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +188,7 @@ class StoreOperations(BucketOperations):
         number = part_number(request)
         if (body.length_bytes or 0) > BODY_BYTES_MAX:
             message = f"Parts for this kind of upstream must not be larger than {BODY_BYTES_MAX} bytes."
-            raise S3Error("EntityTooLarge", message, status=400)
+            raise S3Error("EntityTooLarge", message)
         data = await read_document(body, BODY_BYTES_MAX)
         operation = PutPart(request.key, request.query.get("uploadId", ""), number, data)
         part: Part = (await perform_on_loop(self._store, operation)).value

@@ -163,7 +163,7 @@ class TransformedBucket:
     def _length_mode(self, request: GatewayRequest) -> str:
         asked = request.headers.get(LENGTH_HEADER, "").strip().lower()
         if asked not in ("", "stream", "spool", "auto"):
-            raise S3Error("InvalidArgument", f"{LENGTH_HEADER} must be stream, spool or auto.", status=400)
+            raise S3Error("InvalidArgument", f"{LENGTH_HEADER} must be stream, spool or auto.")
         return asked or self._access_point.length
 
     async def _find_source(self, request: GatewayRequest) -> BucketSource:
@@ -296,7 +296,7 @@ class TransformedBucket:
         before, and what ``AccessPoint.list_sizes`` says about sizes that are not known.
         """
         if operation.delimiter and self._renaming.has_in_suffix(operation.delimiter):
-            raise S3Error("NotImplemented", "A delimiter that occurs in renamed suffixes is not supported.", status=501)
+            raise S3Error("NotImplemented", "A delimiter that occurs in renamed suffixes is not supported.")
         wanted = self._source_page(operation)
         query = {name: value for name, value in request.query.items() if name not in _LIST_PARAMETERS}
         request = replace(request, query=query)
@@ -317,7 +317,7 @@ class TransformedBucket:
         if token is not None:
             kind, token = token[:1], token[1:]
             if kind not in (_NEXT_PAGE, _AFTER_KEY):
-                raise S3Error("InvalidArgument", "The continuation token provided is incorrect", status=400)
+                raise S3Error("InvalidArgument", "The continuation token provided is incorrect")
             if kind == _AFTER_KEY:
                 after, token = token, None
         elif after:
@@ -379,7 +379,7 @@ class TransformedBucket:
     async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Refuse changes, and pass other questions about the bucket on; see ``Bucket.other``."""
         if request.method != "GET":
-            raise S3Error("AccessDenied", "Objects of an access point with a transform can only be read.", status=403)
+            raise S3Error("AccessDenied", "Objects of an access point with a transform can only be read.")
         if request.key and "attributes" in request.query:
             query = {name: value for name, value in request.query.items() if name not in ("attributes", "versionId")}
             return object_attributes(await self.head(replace(request, query=query)), request)

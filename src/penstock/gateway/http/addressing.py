@@ -116,7 +116,7 @@ def parse_query(raw_query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     pieces = raw_query.split("&")
     if len(pieces) > _PARAMETERS_COUNT_MAX:
-        raise S3Error("InvalidRequest", f"A query has at most {_PARAMETERS_COUNT_MAX} parameters.", status=400)
+        raise S3Error("InvalidRequest", f"A query has at most {_PARAMETERS_COUNT_MAX} parameters.")
     for piece in pieces:
         if not piece:
             continue
@@ -125,7 +125,7 @@ def parse_query(raw_query: str) -> dict[str, str]:
         if name.lower() in _SIGNING:
             continue
         if name in found:
-            raise S3Error("InvalidArgument", "A parameter of the query is repeated.", status=400)
+            raise S3Error("InvalidArgument", "A parameter of the query is repeated.")
         found[name] = decoded(value.replace("+", " "), "query")
     return found
 
@@ -141,7 +141,7 @@ def joined_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     joined: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         if name.lower() == "host" and "Host" in joined:
-            raise S3Error("InvalidRequest", "The request names more than one host.", status=400)
+            raise S3Error("InvalidRequest", "The request names more than one host.")
         joined[name] = f"{joined[name]},{value}" if name in joined else value
     return joined
 
@@ -157,9 +157,7 @@ def take_headers(query: dict[str, str]) -> dict[str, str]:
     names = [name for name in query if name.lower() in _HEADERS_IN_QUERY or name.lower().startswith("x-amz-meta-")]
     for name in names:
         if not _HEADER_NAME.fullmatch(name) or not query[name].isprintable():
-            raise S3Error(
-                "InvalidArgument", "A header in the query has a name or value that no header can have.", status=400
-            )
+            raise S3Error("InvalidArgument", "A header in the query has a name or value that no header can have.")
     return {name: query.pop(name) for name in names}
 
 
@@ -210,11 +208,10 @@ def _checked(key: str) -> str:
         raise S3Error(
             "KeyTooLongError",
             "Your key is too long.",
-            status=400,
             details={"MaxSizeAllowed": str(KEY_BYTES_MAX), "Size": str(len(key.encode()))},
         )
     return key
 
 
 def _invalid_uri(message: str) -> S3Error:
-    return S3Error("InvalidURI", message, status=400)
+    return S3Error("InvalidURI", message)

@@ -75,7 +75,6 @@ def _failed(name: str) -> S3Error:
     return S3Error(
         "PreconditionFailed",
         "At least one of the pre-conditions you specified did not hold.",
-        status=412,
         details={"Condition": name},
     )
 
@@ -149,7 +148,6 @@ def parse_part_number(text: str | None) -> int | None:
     raise S3Error(
         "InvalidArgument",
         f"Part number must be an integer between 1 and {PARTS_COUNT_MAX}, inclusive.",
-        status=400,
         details={"ArgumentName": "partNumber", "ArgumentValue": text[:100]},
     )
 
@@ -170,7 +168,6 @@ def part_range(number: int, part_sizes_bytes: tuple[int, ...], size_bytes: int) 
         raise S3Error(
             "InvalidPartNumber",
             "The requested partnumber is not satisfiable.",
-            status=416,
             headers={"Content-Range": f"bytes */{size_bytes}"},
             details={"PartNumberRequested": str(number), "ActualPartCount": str(len(sizes))},
         )
@@ -183,7 +180,6 @@ def unsatisfiable(size_bytes: int, requested: str) -> S3Error:
     return S3Error(
         "InvalidRange",
         "The requested range is not satisfiable",
-        status=416,
         headers={"Content-Range": f"bytes */{size_bytes}"},
         details={"RangeRequested": requested, "ActualObjectSize": str(size_bytes)},
     )

@@ -41,11 +41,11 @@ def preflight_headers(headers: Mapping[str, str], origins: tuple[str, ...]) -> d
     """
     method = headers.get("Access-Control-Request-Method")
     if "Origin" not in headers or method is None:
-        raise S3Error("BadRequest", "Insufficient information. Origin request header needed.", status=400)
+        raise S3Error("BadRequest", "Insufficient information. Origin request header needed.")
     found = cors_headers(headers, origins)
     wanted = headers.get("Access-Control-Request-Headers", "").strip()
     if not found or method not in _METHODS or (wanted and not _FIELD_NAMES.match(wanted)):
-        raise S3Error("AccessForbidden", "CORSResponse: This CORS request is not allowed by this gateway.", status=403)
+        raise S3Error("AccessForbidden", "CORSResponse: This CORS request is not allowed by this gateway.")
     found["Access-Control-Allow-Methods"] = ", ".join(_METHODS)
     if wanted:
         found["Access-Control-Allow-Headers"] = wanted
@@ -64,7 +64,7 @@ def refuse_foreign_pages(method: str, headers: Mapping[str, str], origins: tuple
     """
     origin = headers.get("Origin")
     if origin is not None and method not in ("GET", "HEAD", "OPTIONS") and not _is_allowed(origin, origins):
-        raise S3Error("AccessDenied", "Pages of this origin must not change objects.", status=403)
+        raise S3Error("AccessDenied", "Pages of this origin must not change objects.")
 
 
 def _is_allowed(origin: str, origins: tuple[str, ...]) -> bool:

@@ -394,7 +394,7 @@ class LazyBody:
                 piece = await content.readany()
             except ClientError:
                 raise S3Error(
-                    "IncompleteBody", "You did not provide the number of bytes that the request announced.", status=400
+                    "IncompleteBody", "You did not provide the number of bytes that the request announced."
                 ) from None
             finally:
                 exchange.waits_for_client = False
@@ -408,10 +408,7 @@ class LazyBody:
 
 def _too_large(limit: int) -> S3Error:
     return S3Error(
-        "MaxMessageLengthExceeded",
-        "Your request was too big.",
-        status=400,
-        details={"MaxMessageLengthBytes": str(limit)},
+        "MaxMessageLengthExceeded", "Your request was too big.", details={"MaxMessageLengthBytes": str(limit)}
     )
 
 
@@ -426,7 +423,7 @@ def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:
     if isinstance(error, S3Error):
         return error
     if isinstance(error, ObjectChangedError) and not is_conditional:
-        return S3Error("ServiceUnavailable", "The object was replaced while it was being read.", status=503)
+        return S3Error("ServiceUnavailable", "The object was replaced while it was being read.")
     if isinstance(error, PenstockError):
         _, status = WIRE.get(type(error), WIRE[PenstockError])
         if isinstance(error, CancelledOperationError):
@@ -435,4 +432,4 @@ def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:
             if isinstance(error, kind):
                 return S3Error(code, message, status=status)
         return S3Error("InternalError", "The object could not be read; the gateway's log says why.", status=status)
-    return S3Error("InternalError", "We encountered an internal error. Please try again.", status=500)
+    return S3Error("InternalError", "We encountered an internal error. Please try again.")

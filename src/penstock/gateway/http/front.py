@@ -407,11 +407,10 @@ def _check_head(request: BaseRequest, headers: Mapping[str, str], target: Target
         raise S3Error(
             "RequestHeaderSectionTooLarge",
             "Your request header and metadata section exceeds the maximum allowed size.",
-            status=400,
             details={"MaxSizeAllowed": str(limits.header_bytes_max)},
         )
     if not target.host and not headers.get("Host") and request.version >= HttpVersion11:
-        raise S3Error("InvalidRequest", "The request names no host.", status=400)
+        raise S3Error("InvalidRequest", "The request names no host.")
 
 
 def _is_upload(request: GatewayRequest) -> bool:

@@ -68,9 +68,7 @@ class Wanted(NamedTuple):
         number = parse_part_number(request.query.get("partNumber"))
         header = request.headers.get("Range")
         if number is not None and header is not None:
-            raise S3Error(
-                "InvalidRequest", "Cannot specify both Range header and partNumber query parameter", status=400
-            )
+            raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
         return cls(parse_range(header), number)
 
     def for_version(self, request: GatewayRequest, head: ObjectHead) -> Wanted:
@@ -199,7 +197,7 @@ async def _send(
     finally:
         await _close(pieces)
     if length_bytes is not None and exchange.sent_bytes != length_bytes:
-        raise S3Error("InternalError", f"{exchange.sent_bytes} of {length_bytes} bytes were sent.", status=500)
+        raise S3Error("InternalError", f"{exchange.sent_bytes} of {length_bytes} bytes were sent.")
     await exchange.end()
 
 
@@ -304,12 +302,8 @@ def _overrides(request: GatewayRequest) -> dict[str, str]:
     if not found:
         return {}
     if not request.caller.access_key:
-        raise S3Error(
-            "InvalidRequest",
-            "Request specific response headers cannot be used for anonymous GET requests.",
-            status=400,
-        )
+        raise S3Error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
     for value in found.values():
         if _CONTROL.search(value):
-            raise S3Error("InvalidArgument", "The value of a header contains a control character.", status=400)
+            raise S3Error("InvalidArgument", "The value of a header contains a control character.")
     return found

@@ -106,10 +106,7 @@ class Service:
             return
         if bucket is None:
             raise S3Error(
-                "NoSuchBucket",
-                "The specified bucket does not exist",
-                status=404,
-                details={"BucketName": request.bucket[:255]},
+                "NoSuchBucket", "The specified bucket does not exist", details={"BucketName": request.bucket[:255]}
             )
         if request.method not in ("GET", "HEAD") or request.query.keys() & SUB_RESOURCES:
             self._check_copy_source(request)
@@ -149,12 +146,7 @@ class Service:
     async def _change_bucket(self, exchange: ClientExchange, request: GatewayRequest, body: RequestBody) -> None:
         name = request.bucket
         if not _BUCKET_NAME.match(name):
-            raise S3Error(
-                "InvalidBucketName",
-                "The specified bucket is not valid.",
-                status=400,
-                details={"BucketName": name[:255]},
-            )
+            raise S3Error("InvalidBucketName", "The specified bucket is not valid.", details={"BucketName": name[:255]})
         if not self._authenticator.may_use(request.caller, name):
             raise access_denied()
         for header in _PROTECTIONS_OF_BUCKETS:
@@ -175,11 +167,11 @@ class Service:
         region = found[1].decode("ascii", "replace").strip() if found else ""
         if self._only_region and region not in ("", self._only_region):
             message = f"The {region[:64]} location constraint is incompatible with this endpoint's region, {self._only_region}."
-            raise S3Error("IllegalLocationConstraintException", message, status=400)
+            raise S3Error("IllegalLocationConstraintException", message)
         if region and not _REGION.fullmatch(region):
             details = {"LocationConstraint": region[:64]}
             message = "The specified location-constraint is not valid"
-            raise S3Error("InvalidLocationConstraint", message, status=400, details=details)
+            raise S3Error("InvalidLocationConstraint", message, details=details)
         return region
 
     async def _answer_bucket(self, exchange: ClientExchange, bucket: Bucket, request: GatewayRequest) -> None:
@@ -236,11 +228,10 @@ def _refuse_versions(request: GatewayRequest) -> None:
         raise S3Error(
             "NoSuchVersion",
             "The version ID specified in the request does not match an existing version.",
-            status=404,
             details={"Key": request.key, "VersionId": version[:100]},
         )
 
 
 def method_not_allowed() -> S3Error:
     """Return the refusal of a method that the resource does not have."""
-    return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", status=405)
+    return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")

@@ -196,7 +196,7 @@ class ResultReader:
             self._run = run
             self._fruitless_count += 1
             if self._fruitless_count > _FRUITLESS_RUNS_MAX:
-                raise S3Error("SlowDown", "The result is evicted faster than it can be sent.", status=503)
+                raise S3Error("SlowDown", "The result is evicted faster than it can be sent.")
         if run.error is not None and not isinstance(run.error, STOPPED):
             raise as_refusal(run.error, what=f"transform {run.plan.transform}")
 

@@ -145,7 +145,7 @@ class Run:
         produce = self.plan.produce
         try:
             if produce is None:
-                raise S3Error("NoSuchKey", "This result is no longer held; read the object again.", status=404)
+                raise S3Error("NoSuchKey", "This result is no longer held; read the object again.")
             try:
                 async with asyncio.timeout(self.plan.time_s_max) as self._timeout:
                     await produce(self)
@@ -155,7 +155,6 @@ class Run:
                 raise S3Error(
                     "RequestTimeout",
                     f"The transform {self.plan.transform} took longer than {self.plan.time_s_max:g} seconds.",
-                    status=504,
                 ) from error
             self._check_size()
             self._end_producing()
@@ -170,7 +169,6 @@ class Run:
                 "InternalError",
                 f"The transform {self.plan.transform} announced {self.announced_bytes} bytes, "
                 f"but produced {self.produced_bytes}.",
-                status=500,
             )
 
     def _end_producing(self) -> None:
@@ -248,14 +246,13 @@ class Run:
         if self.produced_bytes or self.has_begun:
             raise RuntimeError("begin() was called after the first byte, or twice")
         if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
-            raise S3Error("InternalError", f"The result's headers exceed {HEADERS_BYTES_MAX} bytes.", status=500)
+            raise S3Error("InternalError", f"The result's headers exceed {HEADERS_BYTES_MAX} bytes.")
         self.headers = {"Content-Type": DEFAULT_TYPE, **headers}
         if size_bytes is not None:
             if self.announced_bytes is not None and self.announced_bytes != size_bytes:
                 raise S3Error(
                     "InternalError",
                     f"The transform {self.plan.transform} announced {self.announced_bytes} bytes first, then {size_bytes}.",
-                    status=500,
                 )
             self.announced_bytes = size_bytes
             self._check_limit(size_bytes)
@@ -296,7 +293,6 @@ class Run:
             raise S3Error(
                 "InternalError",
                 f"The transform {self.plan.transform} announced {self.announced_bytes} bytes, but produced more.",
-                status=500,
             )
         self.produced_bytes = end
         is_full = end % self._block_bytes == 0 and length_bytes > 0
@@ -481,4 +477,4 @@ def as_refusal(error: BaseException, *, what: str) -> Exception:
         return S3Error(error.code, error.message, status=error.status, headers=error.headers, details=error.details)
     if isinstance(error, PenstockError):
         return error
-    return S3Error("InternalError", f"The {what} failed.", status=500)
+    return S3Error("InternalError", f"The {what} failed.")

@@ -307,7 +307,7 @@ class SharedResult:
         if record is not None:
             await self.context.on_thread(self.context.storage.remove, record)
         if not self.plan.is_deterministic and (record is not None or self._runs_count):
-            raise S3Error("InternalError", "This result is lost; read the object again.", status=500)
+            raise S3Error("InternalError", "This result is lost; read the object again.")
 
     def _complete(self, record: ResultRecord) -> None:
         self.record = record

@@ -450,20 +450,16 @@ class AccessPointTable:
     async def create(self, name: str, caller: Caller, *, region: str) -> None:
         """Create a bucket in the other table."""
         if name in self._access_points:
-            raise S3Error("BucketAlreadyExists", "An access point of the gateway has this name.", status=409)
+            raise S3Error("BucketAlreadyExists", "An access point of the gateway has this name.")
         await self._writable().create(name, caller, region=region)
 
     async def delete(self, name: str, caller: Caller) -> None:
         """Remove a bucket from the other table."""
         if name in self._access_points:
-            raise S3Error(
-                "AccessDenied", "This is an access point of the gateway, which its configuration names.", status=403
-            )
+            raise S3Error("AccessDenied", "This is an access point of the gateway, which its configuration names.")
         await self._writable().delete(name, caller)
 
     def _writable(self) -> BucketTable:
         if self._others is None:
-            raise S3Error(
-                "AccessDenied", "This gateway serves the buckets of its configuration, and no others.", status=403
-            )
+            raise S3Error("AccessDenied", "This gateway serves the buckets of its configuration, and no others.")
         return self._others

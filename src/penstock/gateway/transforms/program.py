@@ -181,7 +181,7 @@ class LoadedStep:
             if replaced:
                 check_arguments(self.declared.check, values, self.name)
         except ConfigError as error:
-            raise S3Error("InvalidArgument", error.what, status=400) from error
+            raise S3Error("InvalidArgument", error.what) from error
         return values
 
     def shown_arguments(self) -> str:

@@ -219,7 +219,7 @@ class WorkerTransform:
                 raise
             self._log(request, source, f"was stopped after {self._access_point.time_s_max:g} s")
             message = f"The transform {self.name} took longer than {self._access_point.time_s_max:g} s."
-            raise S3Error("TransformTimeout", message, status=400) from None
+            raise S3Error("TransformTimeout", message) from None
         except TransformFailedError as error:
             raise self._failed(request, source, error.failure) from None
         except WorkerDiedError as error:
@@ -230,7 +230,7 @@ class WorkerTransform:
     def _call(self, source: Source, arguments: Mapping[str, str], span: ByteRange | None) -> TransformCall:
         head = source.head
         if head.size_bytes is None:
-            raise S3Error("TransformFailed", "The length of the source is not known.", status=400)
+            raise S3Error("TransformFailed", "The length of the source is not known.")
         url, stored_key = source.worker_url()
         headers = {name.lower(): value for name, value in head.headers.items()}
         version = SourceVersion(source.key, stored_key, head.size_bytes, strong_etag(head.etag), headers)
@@ -239,7 +239,7 @@ class WorkerTransform:
     def _failed(self, request: GatewayRequest, source: Source, failure: WorkerFailure) -> Exception:
         """Log why a transform failed, and return the error for the client, which names no path of this host."""
         if failure.kind == "CallCancelled":  # by close(); no other canceller waits for the result
-            return S3Error("ServiceUnavailable", "The gateway is being stopped.", status=503)
+            return S3Error("ServiceUnavailable", "The gateway is being stopped.")
         if failure.refusal is not None:
             code, message, status = failure.refusal
             return S3Error(code, message, status=status if 400 <= status < 600 else 400)
@@ -256,7 +256,7 @@ class WorkerTransform:
         reason = f"failed with {shown}"
         if failure.kind == "MemoryError":
             reason = "needs more memory than it is allowed"
-        return S3Error("TransformFailed", f"The transform {self.name} {reason}.", status=400)
+        return S3Error("TransformFailed", f"The transform {self.name} {reason}.")
 
     def _log(self, request: GatewayRequest, source: Source, text: str, *, traceback: str = "") -> None:
         log.error(
@@ -371,12 +371,12 @@ class TransformPool(WorkerPool[TransformProcess]):
 
     def busy_error(self) -> S3Error:
         """Return the error of a call that cannot wait."""
-        return S3Error("SlowDown", "Too many requests wait for this transform.", status=503)
+        return S3Error("SlowDown", "Too many requests wait for this transform.")
 
     def unavailable_error(self, failure: Exception) -> S3Error:
         """Return the error of a call for which there is no process."""
         message = f"The transform of {self._name} cannot be started; the log has the reason."
-        return S3Error("TransformUnavailable", message, status=503)
+        return S3Error("TransformUnavailable", message)
 
     def reason(self, failure: Exception) -> str:
         """Return why a process did not start, with the author's traceback."""
@@ -462,7 +462,7 @@ class BoundedWriter:
             is_known = name.lower() in _HEADERS or name.lower().startswith("x-amz-meta-")
             if not (is_known and _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
                 log.error("a transform set the header %r to %r", name, value)
-                raise S3Error("TransformFailed", "The transform set a header that a result cannot have.", status=400)
+                raise S3Error("TransformFailed", "The transform set a header that a result cannot have.")
         self._output.begin(headers, size_bytes=size_bytes)
 
     def buffer(self) -> memoryview:
@@ -490,14 +490,14 @@ class BoundedWriter:
     def _charge(self, length_bytes: int) -> None:
         self._rest_bytes -= length_bytes
         if self._rest_bytes < 0:
-            raise S3Error("TransformFailed", "The result is larger than allowed.", status=400)
+            raise S3Error("TransformFailed", "The result is larger than allowed.")
 
 
 def _number(name: str, text: str) -> str:
     try:
         return checked_number(name, text)
     except ConfigError as error:
-        raise S3Error("InvalidArgument", error.what, status=400) from None
+        raise S3Error("InvalidArgument", error.what) from None
 
 
 def _how(error: WorkerDiedError) -> str:

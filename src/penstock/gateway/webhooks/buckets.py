@@ -57,10 +57,10 @@ class ArnBucket(BucketWrapper):
             return self._inner
         match = _ARN.fullmatch(arn)
         if match is None:
-            raise S3Error("LambdaARNInvalid", "The specified lambda ARN is invalid.", status=400)
+            raise S3Error("LambdaARNInvalid", "The specified lambda ARN is invalid.")
         if not self._authenticator.may_use(request.caller, match[1]):
-            raise S3Error("AccessDenied", "Access Denied", status=403)
+            raise S3Error("AccessDenied", "Access Denied")
         target = self._targets.get(match[1])
         if target is None:
-            raise S3Error("LambdaARNNotFound", "The specified lambda ARN does not exist.", status=404)
+            raise S3Error("LambdaARNNotFound", "The specified lambda ARN does not exist.")
         return target

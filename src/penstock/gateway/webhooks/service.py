@@ -91,15 +91,15 @@ class WebhookService:
                 await self._run(served.transform, url, event.request, result)
             return await result.finish()
         except TimeoutError:
-            refusal = S3Error("LambdaTimeout", "The transformation took too long.", status=400)
+            refusal = S3Error("LambdaTimeout", "The transformation took too long.")
         except S3Error as error:
             refusal = error
         except PenstockError as error:
             LOG.warning("%s %s", request.path, error)
-            refusal = S3Error("InternalError", "The transformation failed.", status=500)
+            refusal = S3Error("InternalError", "The transformation failed.")
         except aiohttp.ClientError as error:
             LOG.warning("%s The source cannot be read: %s", request.path, type(error).__name__)
-            refusal = S3Error("InvalidRequest", "The source at inputS3Url cannot be read.", status=400)
+            refusal = S3Error("InvalidRequest", "The source at inputS3Url cannot be read.")
         finally:
             self._calls -= 1
         if result is None:
@@ -115,14 +115,14 @@ class WebhookService:
     def _checked(self, request: web.BaseRequest) -> ServedTransform:
         """Return the transform that an authorized request names."""
         if not is_authorized(request.headers.get("Authorization", ""), self._config.token):
-            raise S3Error("AccessDenied", "The header Authorization is missing or wrong.", status=403)
+            raise S3Error("AccessDenied", "The header Authorization is missing or wrong.")
         served = self._transforms.get(request.path.removeprefix(PREFIX))
         if served is None:
-            raise S3Error("NoSuchWebhook", "No access point with a transform has this name.", status=404)
+            raise S3Error("NoSuchWebhook", "No access point with a transform has this name.")
         if request.method != "POST":
-            raise S3Error("MethodNotAllowed", "Webhooks take POST and HEAD.", status=405)
+            raise S3Error("MethodNotAllowed", "Webhooks take POST and HEAD.")
         if self._calls > CALLS_MAX:
-            raise S3Error("SlowDown", f"{CALLS_MAX} calls are being answered.", status=503)
+            raise S3Error("SlowDown", f"{CALLS_MAX} calls are being answered.")
         return served
 
     async def _run(self, transform: Transform, url: URL, request: GatewayRequest, result: StreamedResult) -> None:
@@ -137,7 +137,7 @@ class WebhookService:
 
 async def _event_of(request: web.BaseRequest, bucket: str) -> WebhookEvent:
     """Parse the event in a request's body. Raises ``S3Error`` if it is malformed or too long."""
-    refusal = S3Error("InvalidRequest", "The body is not an event of an object lambda.", status=400)
+    refusal = S3Error("InvalidRequest", "The body is not an event of an object lambda.")
     body = b""
     async for piece in request.content.iter_any():
         body += piece
@@ -217,12 +217,12 @@ class StreamedResult:
         self._sent_bytes += len(data)
         limit = self._output_bytes_max if self._size_bytes is None else self._size_bytes
         if self._sent_bytes > limit:
-            raise S3Error("EntityTooLarge", f"The result has more than {limit} bytes.", status=400)
+            raise S3Error("EntityTooLarge", f"The result has more than {limit} bytes.")
         try:
             response = self._response or await self._prepare()
             await response.write(bytes(data))  # the caller may reuse the memory while the socket is busy
         except ConnectionError as error:
-            raise S3Error("ConnectionClosed", "The client has gone.", status=400) from error
+            raise S3Error("ConnectionClosed", "The client has gone.") from error
 
     def buffer(self) -> memoryview:
         """Return memory for the next bytes: uint8[n]."""
@@ -236,8 +236,7 @@ class StreamedResult:
     async def finish(self) -> web.StreamResponse:
         """End the response. Raises ``S3Error`` if the result is shorter than it was announced."""
         if self._size_bytes is not None and self._sent_bytes != self._size_bytes:
-            what = f"The result has {self._sent_bytes} bytes instead of {self._size_bytes}."
-            raise S3Error("InternalError", what, status=500)
+            raise S3Error("InternalError", f"The result has {self._sent_bytes} bytes instead of {self._size_bytes}.")
         response = self._response or await self._prepare()
         await response.write_eof()
         return response
@@ -278,7 +277,7 @@ def allowed_url(text: str, hosts: tuple[str, ...]) -> URL:
     Raises:
         S3Error: The URL is malformed, is not percent-encoded, is not HTTP, or leads to another host.
     """
-    refusal = S3Error("AccessDenied", "The host of inputS3Url is not allowed by the configuration.", status=403)
+    refusal = S3Error("AccessDenied", "The host of inputS3Url is not allowed by the configuration.")
     if not _SENDABLE.fullmatch(text):  # it is sent as it came, so a line break in it would begin another header
         raise refusal
     try:
@@ -323,9 +322,9 @@ class UrlSource:
             size_bytes = int(total[1]) if total is not None else response.content_length
             headers = response.headers
         if size_bytes is None:
-            raise S3Error("InvalidRequest", "The server of inputS3Url does not send a length.", status=400)
+            raise S3Error("InvalidRequest", "The server of inputS3Url does not send a length.")
         if size_bytes > size_bytes_max:
-            raise S3Error("EntityTooLarge", f"The source has more than {size_bytes_max} bytes.", status=400)
+            raise S3Error("EntityTooLarge", f"The source has more than {size_bytes_max} bytes.")
         kept = {name: headers[name] for name in ("Content-Type",) if name in headers}
         self.head = ObjectHead(
             key=self.key,
@@ -362,17 +361,16 @@ class UrlSource:
             if response.status != 206 and not is_whole:
                 await _refuse(response)
             if response.headers.get("ETag", "") != self.head.etag:
-                raise S3Error("PreconditionFailed", "The source was replaced while it was read.", status=412)
+                raise S3Error("PreconditionFailed", "The source was replaced while it was read.")
             async for piece in response.content.iter_any():
                 received_bytes += len(piece)
                 yield piece
         if received_bytes != end - start:
-            raise S3Error("IncompleteBody", "The source ended early.", status=400)
+            raise S3Error("IncompleteBody", "The source ended early.")
 
     def _get(self, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(self._url, headers={"Accept-Encoding": "identity", **headers}, allow_redirects=False)
 
 
 async def _refuse(response: aiohttp.ClientResponse) -> None:
-    message = f"The server of inputS3Url answered with status {response.status}."
-    raise S3Error("InvalidRequest", message, status=400)
+    raise S3Error("InvalidRequest", f"The server of inputS3Url answered with status {response.status}.")

@@ -98,12 +98,11 @@ class WebhookTransform:
             async with call as response:
                 await _take(response, event["getObjectContext"], output)
         except TimeoutError as error:
-            message = f"The webhook took longer than {self._config.time_s_max:g} s."
-            raise S3Error("LambdaTimeout", message, status=400) from error
+            raise S3Error("LambdaTimeout", f"The webhook took longer than {self._config.time_s_max:g} s.") from error
         except aiohttp.ClientPayloadError as error:
-            raise S3Error("LambdaInvalidResponse", "The webhook's response ended early.", status=400) from error
+            raise S3Error("LambdaInvalidResponse", "The webhook's response ended early.") from error
         except aiohttp.ClientError as error:
-            raise S3Error("LambdaInvocationFailed", "The webhook cannot be reached.", status=400) from error
+            raise S3Error("LambdaInvocationFailed", "The webhook cannot be reached.") from error
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
@@ -147,9 +146,7 @@ async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object],
     """Copy a response into the result."""
     head = webhook_head(response.headers, status=response.status)
     if response.headers.get("x-amz-request-route") != context["outputRoute"]:
-        raise S3Error(
-            "InvalidRequest", "The webhook's response does not repeat the request route of the event.", status=400
-        )
+        raise S3Error("InvalidRequest", "The webhook's response does not repeat the request route of the event.")
     token = response.headers.get("x-amz-request-token", "").encode("utf-8", "surrogateescape")
     if not secrets.compare_digest(token, str(context["outputToken"]).encode()):
         raise S3Error(
@@ -159,11 +156,11 @@ async def _take(response: aiohttp.ClientResponse, context: Mapping[str, object],
         raise head.error()
     if head.status != 200:
         message = f"The webhook answered a request for the whole object with status {head.status}."
-        raise S3Error("LambdaInvalidResponse", message, status=400)
+        raise S3Error("LambdaInvalidResponse", message)
     is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
     if head.size_bytes is None and not is_chunked:
         message = "The webhook's response has neither a length nor chunks, so its end cannot be recognized."
-        raise S3Error("LambdaInvalidResponse", message, status=400)
+        raise S3Error("LambdaInvalidResponse", message)
     output.begin(head.headers, size_bytes=None if is_chunked else head.size_bytes)
     async for piece in response.content.iter_any():
         await output.write(piece)

@@ -134,11 +134,10 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
     Cost: holds at most about 3 MiB, whatever the size of the body.
     """
     if body.length_bytes is None:
-        raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
+        raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
     if body.length_bytes > BODY_BYTES_MAX:
         details = {"ProposedSize": str(body.length_bytes), "MaxSizeAllowed": str(BODY_BYTES_MAX)}
-        message = "Your proposed upload exceeds the maximum allowed size"
-        raise S3Error("EntityTooLarge", message, status=400, details=details)
+        raise S3Error("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size", details=details)
     file = HashingFile(staged, algorithm)
     writing: asyncio.Future[None] | None = None
     total = 0
@@ -155,7 +154,7 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
             await asyncio.wait([writing])  # the thread uses the file, which the caller is about to close
     if total != body.length_bytes:
         message = "You did not provide the number of bytes specified by the Content-Length HTTP header"
-        raise S3Error("IncompleteBody", message, status=400)
+        raise S3Error("IncompleteBody", message)
     sent = {name: value for name, value in body.checksums.items() if name in checksums.ALGORITHMS}
     return file.result(sent)
 
@@ -239,7 +238,7 @@ class CopySource:
                     total_bytes += sum(map(len, held))
                     await self._threads.run(file.write, held)
         if total_bytes != span.length_bytes:
-            raise S3Error("InternalError", "The source became shorter while it was copied.", status=500)
+            raise S3Error("InternalError", "The source became shorter while it was copied.")
         return file.result({})
 
     async def close(self) -> None:
@@ -262,7 +261,7 @@ async def open_source(request: GatewayRequest, *, find_bucket: FindBucket, threa
     bucket = await find_bucket(source.bucket, request.caller)
     if bucket is None:
         details = {"BucketName": source.bucket}
-        raise S3Error("NoSuchBucket", "The specified bucket does not exist", status=404, details=details)
+        raise S3Error("NoSuchBucket", "The specified bucket does not exist", details=details)
     reading = replace(request, method="GET", bucket=source.bucket, key=source.key, query={}, headers={})
     opened = await bucket.open(reading, None)
     return CopySource(opened, await opened.wait_size_bytes(), threads)

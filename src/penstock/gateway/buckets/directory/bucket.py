@@ -149,11 +149,11 @@ def s3_errors() -> Iterator[None]:
         if error.errno in _DENIED:
             raise access_denied("The file system refuses this.") from error
         if error.errno in _FULL:
-            raise S3Error("InsufficientStorage", "The file system is full.", status=507) from error
+            raise S3Error("InsufficientStorage", "The file system is full.") from error
         if error.errno == errno.EXDEV:
             raise not_implemented("writing into another file system that is mounted in the bucket") from error
         reason = error.strerror or type(error).__name__
-        raise S3Error("InternalError", f"The file system failed: {reason}.", status=500) from error
+        raise S3Error("InternalError", f"The file system failed: {reason}.") from error
 
 
 # ── objects that are read ────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ def _check_same(fd: int, stored: StoredObject) -> None:
 
 
 def _changed() -> S3Error:
-    return S3Error("PreconditionFailed", "The file was changed while it was read.", status=412)
+    return S3Error("PreconditionFailed", "The file was changed while it was read.")
 
 
 class OpenBytes:
@@ -403,7 +403,6 @@ def _make_folder(path: Path, region: str) -> None:
         raise S3Error(
             "BucketAlreadyOwnedByYou",
             "Your previous request to create the named bucket succeeded and you already own it.",
-            status=409,
             details={"BucketName": path.name},
         ) from error
     if region:
@@ -439,5 +438,4 @@ def _remove_empty_folders(folder: Path) -> None:
 
 
 def _not_empty(name: str) -> S3Error:
-    message = "The bucket you tried to delete is not empty"
-    return S3Error("BucketNotEmpty", message, status=409, details={"BucketName": name})
+    return S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty", details={"BucketName": name})

@@ -106,7 +106,7 @@ class StagingArea:
             if try_lock_file(fd) and os.fstat(fd).st_nlink:
                 return StagedFile(path, fd)
             os.close(fd)  # another process that has just started took it for debris
-        raise S3Error("SlowDown", "No file could be made; please try again.", status=503)
+        raise S3Error("SlowDown", "No file could be made; please try again.")
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -174,7 +174,7 @@ def make_below(bucket: Path, folder: Path) -> None:
 
 def bucket_missing(name: str) -> S3Error:
     """Return the error of a bucket that does not exist."""
-    return S3Error("NoSuchBucket", "The specified bucket does not exist", status=404, details={"BucketName": name})
+    return S3Error("NoSuchBucket", "The specified bucket does not exist", details={"BucketName": name})
 
 
 # ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -317,7 +317,7 @@ class BucketFiles:
                     os.close(fd)
                 raise
             os.close(fd)  # it was replaced after it was opened, and its record may be gone with its name
-        raise S3Error("SlowDown", "The object is being replaced too often; please try again.", status=503)
+        raise S3Error("SlowDown", "The object is being replaced too often; please try again.")
 
     def find(self, key: str) -> StoredObject | None:
         """Return the current version; None if the object does not exist."""
@@ -334,7 +334,7 @@ class BucketFiles:
         """Return the error of a key that does not exist, or of the bucket if that does not exist."""
         if not self.folder.is_dir():
             return bucket_missing(self.folder.name)
-        return S3Error("NoSuchKey", "The specified key does not exist.", status=404, details={"Key": key})
+        return S3Error("NoSuchKey", "The specified key does not exist.", details={"Key": key})
 
     # ── changing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -404,14 +404,12 @@ class BucketFiles:
         folder = path.parent
         while folder != self.folder.parent:
             if folder.is_symlink():
-                raise S3Error(
-                    "AccessDenied", "The key lies below a link, through which nothing is written.", status=403
-                )
+                raise S3Error("AccessDenied", "The key lies below a link, through which nothing is written.")
             folder = folder.parent
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-                raise S3Error("OperationAborted", "A device, pipe or socket has this name.", status=409)
+                raise S3Error("OperationAborted", "A device, pipe or socket has this name.")
 
     def _remove_escaped(self, path: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -511,16 +509,15 @@ def check_key(key: str) -> None:
     try:
         length_bytes = len(key.encode())
     except UnicodeEncodeError as error:
-        raise S3Error("InvalidURI", "The key is not UTF-8.", status=400) from error
+        raise S3Error("InvalidURI", "The key is not UTF-8.") from error
     if length_bytes > KEY_BYTES_MAX:
         raise S3Error(
             "KeyTooLongError",
             "Your key is too long",
-            status=400,
             details={"Size": str(length_bytes), "MaxSizeAllowed": str(KEY_BYTES_MAX)},
         )
     if not key or "\0" in key:
-        raise S3Error("InvalidArgument", "A key must not be empty, and must not hold a NUL.", status=400)
+        raise S3Error("InvalidArgument", "A key must not be empty, and must not hold a NUL.")
 
 
 def check_bucket_name(name: str) -> None:
@@ -530,9 +527,7 @@ def check_bucket_name(name: str) -> None:
         S3Error: ``InvalidBucketName``.
     """
     if not _BUCKET.fullmatch(name) or name.endswith(_RESERVED_ENDS) or ".-" in name or "-." in name:
-        raise S3Error(
-            "InvalidBucketName", "The specified bucket is not valid.", status=400, details={"BucketName": name}
-        )
+        raise S3Error("InvalidBucketName", "The specified bucket is not valid.", details={"BucketName": name})
 
 
 def is_folder_name(name: str) -> bool:

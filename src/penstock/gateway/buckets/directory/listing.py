@@ -48,7 +48,7 @@ class BucketListing(Tree):
         if operation.keys_max < 1:
             return Page([], [], None)
         if operation.token is not None and operation.token.find(":") < 1:
-            raise S3Error("InvalidArgument", "The continuation token provided is incorrect", status=400)
+            raise S3Error("InvalidArgument", "The continuation token provided is incorrect")
         try:
             return super().page(operation)
         except DirectoryMissingError as error:

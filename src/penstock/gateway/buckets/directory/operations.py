@@ -160,14 +160,14 @@ class DirectoryOperations(BucketOperations):
                 "This copy request is illegal because it is trying to copy an object to itself without changing the "
                 "object's metadata, storage class, website redirect location or encryption attributes."
             )
-            raise S3Error("InvalidRequest", message, status=400)
+            raise S3Error("InvalidRequest", message)
         async with AsyncExitStack() as stack:
             opened = await open_source(request, find_bucket=self._find_bucket, threads=self._threads)
             stack.push_async_callback(opened.close)
             check_copy_conditions(headers, etag=opened.etag, modified_s=opened.modified_s)
             if opened.size_bytes > BODY_BYTES_MAX:
                 message = f"The copy source is larger than the largest size that one request copies: {BODY_BYTES_MAX}"
-                raise S3Error("InvalidRequest", message, status=400)
+                raise S3Error("InvalidRequest", message)
             staged = await self._staged(request.key)
             stack.push_async_callback(self._threads.run, staged.close)
             record = await opened.copy_whole(staged, algorithm)
@@ -214,7 +214,7 @@ class DirectoryOperations(BucketOperations):
                     raise
                 outcomes.append((key, error))
             except OSError:
-                outcomes.append((key, S3Error("InternalError", "The file could not be removed.", status=500)))
+                outcomes.append((key, S3Error("InternalError", "The file could not be removed.")))
             else:
                 outcomes.append((key, None))
         self._files.sync(folders)
@@ -262,7 +262,7 @@ class DirectoryOperations(BucketOperations):
         await self._threads.run(self._current, request.key)
         refuse_shared_access(request.headers)
         if "x-amz-acl" not in request.headers or await read_document(body):
-            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
+            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
         return Answer(200)
 
     async def list_object_versions(self, request: GatewayRequest, _body: RequestBody) -> Answer:
@@ -359,7 +359,7 @@ class DirectoryOperations(BucketOperations):
             span = copied_span(request.headers, opened.size_bytes)
             if span.length_bytes > BODY_BYTES_MAX:
                 message = "The specified copy source is larger than the maximum allowable size for a copy source"
-                raise S3Error("InvalidRequest", message, status=400)
+                raise S3Error("InvalidRequest", message)
             staged = await self._threads.run(self._files.staging.create)
             stack.push_async_callback(self._threads.run, staged.close)
             received = await opened.copy_span(staged, span, upload.algorithm)
@@ -417,7 +417,7 @@ class DirectoryOperations(BucketOperations):
         kind = headers.get("x-amz-checksum-type", "").upper()
         if kind and upload.algorithm and kind != upload.checksum_type:
             message = "The checksum type of the request is not that with which the upload was begun."
-            raise S3Error("InvalidRequest", message, status=400)
+            raise S3Error("InvalidRequest", message)
         size = headers.get("x-amz-mp-object-size")
         if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):
             raise invalid_argument("x-amz-mp-object-size", "Not an integer", size)

@@ -144,7 +144,7 @@ class MultipartUploads:
             yield folder
         except BlockingIOError as error:
             message = "A conflicting conditional operation is currently in progress against this resource."
-            raise S3Error("OperationAborted", message, status=409) from error
+            raise S3Error("OperationAborted", message) from error
         finally:
             os.close(fd)
 
@@ -232,7 +232,7 @@ class MultipartUploads:
             parts = _chosen(self.parts(upload), named)
             if size_bytes is not None and sum(part.size_bytes for part in parts) != size_bytes:
                 message = "The provided 'x-amz-mp-object-size' header value does not match what was computed."
-                raise S3Error("InvalidRequest", message, status=400)
+                raise S3Error("InvalidRequest", message)
             record = _joined_record(upload, parts)
             _check_expected(expected, record)
             check(self._files.find(upload.key))
@@ -277,7 +277,7 @@ def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
     numbers = [part.part_number for part in named]
     if any(one >= other for one, other in pairwise(numbers)):
         message = "The list of parts was not in ascending order. Parts must be ordered by part number."
-        raise S3Error("InvalidPartOrder", message, status=400)
+        raise S3Error("InvalidPartOrder", message)
     by_number = {part.number: part for part in stored}
     found = []
     for part in named:
@@ -291,7 +291,7 @@ def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
                 "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
                 "specified entity tag may not match the part's entity tag."
             )
-            raise S3Error("InvalidPart", message, status=400, details={"PartNumber": str(part.part_number)})
+            raise S3Error("InvalidPart", message, details={"PartNumber": str(part.part_number)})
         found.append(match)
     for match in found[:-1]:
         if match.size_bytes < PART_BYTES_MIN:
@@ -302,7 +302,7 @@ def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
                 "ETag": match.etag,
             }
             message = "Your proposed upload is smaller than the minimum allowed size"
-            raise S3Error("EntityTooSmall", message, status=400, details=details)
+            raise S3Error("EntityTooSmall", message, details=details)
     return found
 
 
@@ -336,8 +336,7 @@ def _check_expected(expected: Mapping[str, str], record: StoredRecord) -> None:
     for name, value in expected.items():
         known = record.checksums.get(name)
         if known is not None and known.partition("-")[0] != value.partition("-")[0]:
-            message = f"The {name} you specified did not match the calculated checksum."
-            raise S3Error("BadDigest", message, status=400)
+            raise S3Error("BadDigest", f"The {name} you specified did not match the calculated checksum.")
 
 
 def _upload_missing(upload_id: str) -> S3Error:
@@ -345,4 +344,4 @@ def _upload_missing(upload_id: str) -> S3Error:
         "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or "
         "completed."
     )
-    return S3Error("NoSuchUpload", message, status=404, details={"UploadId": upload_id[:1024]})
+    return S3Error("NoSuchUpload", message, details={"UploadId": upload_id[:1024]})
