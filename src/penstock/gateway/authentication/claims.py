@@ -44,15 +44,31 @@ _SIGNATURE = re.compile(r"[!-+\--~]+")  # anything that can be compared: a wrong
 _STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
-class SignatureClaim(NamedTuple):
-    """The signature of a request, and how it was made.
+class Signer(NamedTuple):
+    """The header before its signature, which is the same in all requests of a client on one day.
 
     Attributes:
         access_key: ID of the access key.
         scope: Scope of the signature: ``20260102/us-east-1/s3/aws4_request``.
+        day: Day in the scope.
         region: Region in the scope.
         service: Service in the scope.
         names: Names of the signed headers, in lower case.
+    """
+
+    access_key: str
+    scope: str
+    day: str
+    region: str
+    service: str
+    names: tuple[str, ...]
+
+
+class SignatureClaim(NamedTuple):
+    """The signature of a request, and how it was made.
+
+    Attributes:
+        signer: The signer, and what was signed.
         signature: The signature: 64 hexadecimal digits, if it is right.
         stamp: Time of signing: ``20260102T030405Z``.
         payload: Hash of the payload, or what stands for it.
@@ -60,11 +76,7 @@ class SignatureClaim(NamedTuple):
         expires_s: Life of a presigned URL in seconds; None if the signature is in a header.
     """
 
-    access_key: str
-    scope: str
-    region: str
-    service: str
-    names: tuple[str, ...]
+    signer: Signer
     signature: str
     stamp: str
     payload: str
@@ -91,17 +103,6 @@ def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
     return version_2.read_claim_of_version_2(head) if is_version_2 else None
 
 
-class _Signer(NamedTuple):
-    """The header before its signature, which is the same in all requests of a client on one day."""
-
-    access_key: str
-    scope: str
-    day: str
-    region: str
-    service: str
-    names: tuple[str, ...]
-
-
 def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureClaim:
     rest, _, signature = authorization.rpartition("Signature=")
     signer = _signer(rest)
@@ -113,22 +114,12 @@ def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureCla
         stamp = _stamp_of_date(get("date", ""))
     if signer.day != stamp[:8]:
         raise _malformed(f"the date {signer.day[:16]!r} of the Credential is not that of x-amz-date")
-    return SignatureClaim(
-        signer.access_key,
-        signer.scope,
-        signer.region,
-        signer.service,
-        signer.names,
-        signature,
-        stamp,
-        get("x-amz-content-sha256", EMPTY_SHA256),
-        get("x-amz-security-token", ""),
-        None,
-    )
+    payload, token = get("x-amz-content-sha256", EMPTY_SHA256), get("x-amz-security-token", "")
+    return SignatureClaim(signer, signature, stamp, payload, token, None)
 
 
 @lru_cache(maxsize=256)
-def _signer(text: str) -> _Signer | None:
+def _signer(text: str) -> Signer | None:
     """Return what the header says before its signature; None if the text is anything else than most clients send."""
     if not text.rstrip(" ").endswith(","):
         return None
@@ -138,7 +129,7 @@ def _signer(text: str) -> _Signer | None:
         return None
 
 
-def _parsed(authorization: str) -> tuple[_Signer, str]:
+def _parsed(authorization: str) -> tuple[Signer, str]:
     """Return what a header says, and the signature.
 
     Raises:
@@ -157,14 +148,14 @@ def _parsed(authorization: str) -> tuple[_Signer, str]:
     return _signer_of(credential, names, signature, refuse=_malformed), signature
 
 
-def _signer_of(credential: str, names: str, signature: str, *, refuse: Callable[[str], S3Error]) -> _Signer:
+def _signer_of(credential: str, names: str, signature: str, *, refuse: Callable[[str], S3Error]) -> Signer:
     """Return what a credential and the names of the signed headers say; `refuse` makes the error."""
     parts = credential.split("/")
     if len(parts) < 5 or parts[-1] != "aws4_request":
         raise refuse("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")
     if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
         raise refuse("SignedHeaders or Signature cannot be read")
-    return _Signer("/".join(parts[:-4]), "/".join(parts[-4:]), parts[-4], parts[-3], parts[-2], _names(names))
+    return Signer("/".join(parts[:-4]), "/".join(parts[-4:]), parts[-4], parts[-3], parts[-2], _names(names))
 
 
 def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
@@ -188,18 +179,8 @@ def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
     signer = _signer_of(found["X-Amz-Credential"], found["X-Amz-SignedHeaders"], signature, refuse=_bad_query)
     if signer.day != stamp[:8]:
         raise _bad_query("The date of X-Amz-Credential is not that of X-Amz-Date.")
-    return SignatureClaim(
-        signer.access_key,
-        signer.scope,
-        signer.region,
-        signer.service,
-        signer.names,
-        signature,
-        stamp,
-        headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD),
-        found.get("X-Amz-Security-Token", ""),
-        int(expires),
-    )
+    payload, token = headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD), found.get("X-Amz-Security-Token", "")
+    return SignatureClaim(signer, signature, stamp, payload, token, int(expires))
 
 
 @lru_cache(maxsize=256)
@@ -247,10 +228,11 @@ def unsupported(what: str) -> S3Error:
 
 def wrong_scope(claim: SignatureClaim, *, region: str) -> S3Error:
     """Return the error for a signature of another region or service; `region` is the right one, or empty for any."""
-    if region and claim.region != region:
-        what, details = f"the region {claim.region[:64]!r} is wrong; expecting {region!r}", {"Region": region}
+    signer = claim.signer
+    if region and signer.region != region:
+        what, details = f"the region {signer.region[:64]!r} is wrong; expecting {region!r}", {"Region": region}
     else:
-        what, details = f"the service {claim.service[:64]!r} is wrong; expecting 's3'", {}
+        what, details = f"the service {signer.service[:64]!r} is wrong; expecting 's3'", {}
     if claim.expires_s is None:
         code, message = "AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}."
     else:

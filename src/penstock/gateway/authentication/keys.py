@@ -255,8 +255,6 @@ def presign(
     key: AccessKey,
     *,
     method: str = "GET",
-    region: str = "us-east-1",
-    service: str = "s3",
     expires_s: int = 3600,
     query: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
@@ -267,8 +265,6 @@ def presign(
         url: ``http(s)://host[:port]/path`` of the gateway without a query; the path is percent-encoded.
         key: Key to sign with: the gateway's internal one (``AccessKey.generate``), or a client's.
         method: HTTP method that the URL permits.
-        region: Region to sign for; the gateway must accept it.
-        service: ``"s3"`` or ``"s3-object-lambda"``.
         expires_s: Seconds for which the URL is valid, from 1 to 604 800.
         query: Further parameters of the query, which the signature covers.
         headers: Headers that must be sent with the request as they are, besides ``Host``.
@@ -276,5 +272,5 @@ def presign(
     Raises:
         ConfigError: `expires_s` is out of bounds, or `url` has a query.
     """
-    signing = Signing(key.access_key, key.secret_key, None, region, service=service)
+    signing = Signing(key.access_key, key.secret_key, None, "us-east-1")
     return signing.presigned(method, url, expires_s=expires_s, query=query, headers=headers)

@@ -89,24 +89,24 @@ class SignatureAuthenticator:
             return self._anonymous(head)
         if isinstance(claim, Version2Claim):
             return self._version_2(head, claim)
-        if claim.service not in SERVICES or (self._region and claim.region != self._region):
+        if claim.signer.service not in SERVICES or (self._region and claim.signer.region != self._region):
             raise wrong_scope(claim, region=self._region)
         if claim.token:
             raise _token_refused()
         self._check_time(claim)
         _check_signed(head, claim)
         payload = payload_of(claim.payload, is_presigned=claim.expires_s is not None)
-        key = self._keys.get(claim.access_key)
+        key = self._keys.get(claim.signer.access_key)
         owner = key or _NOBODY
-        day_key = self._day_keys.get((owner.access_key, owner.secret_key, claim.scope))
+        day_key = self._day_keys.get((owner.access_key, owner.secret_key, claim.signer.scope))
         is_kept = day_key is not None
         if day_key is None:
-            day_key = signing_key(owner.secret_key, claim.scope)
+            day_key = signing_key(owner.secret_key, claim.signer.scope)
         is_right = _matches(head, claim, day_key)
-        key = _checked(key, claim.access_key, is_right=is_right)
+        key = _checked(key, claim.signer.access_key, is_right=is_right)
         if not is_kept:
-            self._keep(key, claim.scope, day_key)
-        signer = ChunkSigner(day_key, claim.stamp, claim.scope, claim.signature)
+            self._keep(key, claim.signer.scope, day_key)
+        signer = ChunkSigner(day_key, claim.stamp, claim.signer.scope, claim.signature)
         return VerifiedRequest(
             Caller(key.access_key, key.may_write), partial(open_body, head=head, payload=payload, signer=signer)
         )
@@ -235,7 +235,7 @@ def unsigned_request(head: RequestHead, *, may_write: bool) -> VerifiedRequest:
 
 def _check_signed(head: RequestHead, claim: SignatureClaim) -> None:
     """Refuse requests with headers that somebody could have added: S3 wants its own to be signed."""
-    names = claim.names
+    names = claim.signer.names
     if "host" not in names:
         raise S3Error("AccessDenied", "The Host header must be signed.", details={"HeadersNotSigned": "host"})
     missing = [name for name in map(str.lower, head.headers) if name not in names and _must_be_signed(name)]
@@ -250,7 +250,7 @@ def _must_be_signed(name: str) -> bool:
 
 def _matches(head: RequestHead, claim: SignatureClaim, day_key: bytes) -> bool:
     """Return whether the signature is right, in constant time for each form of the request."""
-    names = claim.names
+    names = claim.signer.names
     path, query = canonical.canonical_path(head.raw_path), canonical.canonical_query(head.raw_query)
     lines = canonical.canonical_headers(head.headers, names)
     if _is_signature(claim, day_key, (head.method, path, query, lines)):
@@ -264,9 +264,9 @@ def _matches(head: RequestHead, claim: SignatureClaim, day_key: bytes) -> bool:
 
 def _is_signature(claim: SignatureClaim, day_key: bytes, form: tuple[str, str, str, str]) -> bool:
     method, path, query, lines = form
-    text = f"{method}\n{path}\n{query}\n{lines}\n{';'.join(claim.names)}\n{claim.payload}"
+    text = f"{method}\n{path}\n{query}\n{lines}\n{';'.join(claim.signer.names)}\n{claim.payload}"
     digest = hashlib.sha256(canonical.wire_bytes(text)).hexdigest()
-    to_sign = f"{ALGORITHM}\n{claim.stamp}\n{claim.scope}\n{digest}"
+    to_sign = f"{ALGORITHM}\n{claim.stamp}\n{claim.signer.scope}\n{digest}"
     expected = hmac.digest(day_key, canonical.wire_bytes(to_sign), "sha256").hex()
     return hmac.compare_digest(expected, claim.signature)
 
