@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.buckets.requests import PARTS_MAX
 
@@ -77,22 +77,10 @@ def decoded_record(data: bytes) -> StoredRecord | None:
         return None
 
 
-class Records(Protocol):
-    """Keeps records with files, so that a record becomes visible in the same instant as its file is renamed."""
-
-    def load(self, place: int | str, status: os.stat_result) -> StoredRecord | None:
-        """Return the record of a file, by descriptor or path; None if it has none, or was changed since."""
-
-    def save(self, fd: int, record: StoredRecord) -> StoredRecord:
-        """Keep a record of a file that is open for writing, and return it with the file's size and time."""
-
-    def drop(self, status: os.stat_result) -> None:
-        """Forget the record of a version that was replaced or removed."""
-
-
 class SidecarRecords:
     """Records in files of a hidden folder, for file systems without extended attributes.
 
+    A record becomes visible in the same instant as its file is renamed.
     A record's name is the inode, time and size of its file. Renaming a file changes none of them, so a record that was
     written before its file was renamed is visible with it.
 
@@ -108,7 +96,7 @@ class SidecarRecords:
         return self.folder / f"{status.st_ino & 0xFF:02x}" / name
 
     def load(self, place: int | str, status: os.stat_result) -> StoredRecord | None:
-        """Return the record of a file; None if it has none."""
+        """Return the record of a file, by descriptor or path; None if it has none, or was changed since."""
         try:
             record = decoded_record(self._path(status).read_bytes())
         except OSError:
@@ -116,7 +104,7 @@ class SidecarRecords:
         return record if record is not None and record.matches(status) else None
 
     def save(self, fd: int, record: StoredRecord) -> StoredRecord:
-        """Write the record, sync it, and rename it to its name."""
+        """Keep a record of a file that is open for writing, and return it with the file's size and time."""
         status = os.fstat(fd)
         stamped = replace(record, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
         path = self._path(status)
@@ -133,20 +121,17 @@ class SidecarRecords:
         return stamped
 
     def drop(self, status: os.stat_result) -> None:
-        """Remove the record of a version."""
+        """Forget the record of a version that was replaced or removed."""
         with suppress(FileNotFoundError, NotADirectoryError):
             self._path(status).unlink()
 
 
-class AttributeRecords:
+class AttributeRecords(SidecarRecords):
     """Records in an extended attribute of the file itself; one that is too long for it is kept beside it.
 
     Args:
-        sidecars: Store of the records that are too long for an attribute: ext4 has room for 4 KB.
+        folder: The folder in which long records are kept: ext4 has room for 4 KB.
     """
-
-    def __init__(self, sidecars: SidecarRecords) -> None:
-        self.sidecars = sidecars
 
     def load(self, place: int | str, status: os.stat_result) -> StoredRecord | None:
         """Return the record of a file; None if it has none, or was changed since."""
@@ -157,7 +142,7 @@ class AttributeRecords:
                 return None
             raise
         if data == _ELSEWHERE:
-            return self.sidecars.load(place, status)
+            return super().load(place, status)
         record = decoded_record(data)
         return record if record is not None and record.matches(status) else None
 
@@ -170,26 +155,21 @@ class AttributeRecords:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            stamped = self.sidecars.save(fd, record)
+            stamped = super().save(fd, record)
             os.setxattr(fd, ATTRIBUTE, _ELSEWHERE)
         return stamped
 
-    def drop(self, status: os.stat_result) -> None:
-        """Remove what was kept beside the file."""
-        self.sidecars.drop(status)
 
-
-def records_in(folder: Path, *, sidecars: Path) -> Records:
+def records_in(folder: Path, *, sidecars: Path) -> SidecarRecords:
     """Return where the records of a bucket are kept: in extended attributes, if the file system of `folder` has them.
 
     Args:
         folder: An existing folder of the file system.
         sidecars: Folder for the records that cannot be kept as attributes; it is made when it is needed.
     """
-    beside = SidecarRecords(sidecars)
     try:
         os.getxattr(folder, ATTRIBUTE)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
-            return beside
-    return AttributeRecords(beside)
+            return SidecarRecords(sidecars)
+    return AttributeRecords(sidecars)
