@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accesspoint[/:]([^/]+)/object/(.+)", re.DOTALL)
 _BAD_SOURCE = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
 
-
 _STATUSES = {
-    **dict.fromkeys(("AccessDenied", "AccessForbidden", "InvalidAccessKeyId"), 403),
-    **dict.fromkeys(("RequestTimeTooSkewed", "SignatureDoesNotMatch"), 403),
+    **dict.fromkeys(
+        ("AccessDenied", "AccessForbidden", "InvalidAccessKeyId", "RequestTimeTooSkewed", "SignatureDoesNotMatch"), 403
+    ),
     **dict.fromkeys(("LambdaARNNotFound", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion"), 404),
     "NoSuchWebhook": 404,
     "MethodNotAllowed": 405,

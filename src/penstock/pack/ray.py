@@ -56,7 +56,6 @@ class ClusterTask(NamedTuple):
         roots: URLs of the stores that are read.
         source_connection: Connection options of these stores.
         run: Name of the run that the machine belongs to.
-        options: How the plan is carried out.
     """
 
     recipe: Recipe
