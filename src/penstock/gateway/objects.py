@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 _ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accesspoint[/:]([^/]+)/object/(.+)", re.DOTALL)
 _BAD_SOURCE = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
 
-_STATUSES = {
-    **dict.fromkeys(
-        ("AccessDenied", "AccessForbidden", "InvalidAccessKeyId", "RequestTimeTooSkewed", "SignatureDoesNotMatch"), 403
-    ),
-    **dict.fromkeys(("LambdaARNNotFound", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion"), 404),
-    "NoSuchWebhook": 404,
+_FORBIDDEN = ("AccessDenied", "AccessForbidden", "InvalidAccessKeyId", "RequestTimeTooSkewed", "SignatureDoesNotMatch")
+_MISSING = ("LambdaARNNotFound", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion", "NoSuchWebhook")
+_STATUSES = {  # the HTTP status of each code of an error; of all others it is 400
+    **dict.fromkeys(_FORBIDDEN, 403),
+    **dict.fromkeys(_MISSING, 404),
     "MethodNotAllowed": 405,
     **dict.fromkeys(("BucketAlreadyExists", "BucketAlreadyOwnedByYou", "BucketNotEmpty", "OperationAborted"), 409),
     "MissingContentLength": 411,
@@ -39,7 +38,6 @@ _STATUSES = {
     "RequestTimeout": 504,
     "InsufficientStorage": 507,
 }
-"""The HTTP status of each code of an error; of all others it is 400."""
 
 
 class S3Error(Exception):
