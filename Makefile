@@ -44,13 +44,13 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 
 unit: $(VENV)/.ready  ## Offline tests, none of which takes seconds
 	@echo "== unit tests"
-	$(BIN)/python -m pytest tests/unit tests/style -q -n 2 -m 'not server'
+	$(BIN)/python -m pytest tests/unit tests/style -q -n 2 --max-worker-restart 0 -m 'not server'
 
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
 	[ "$$(id -u)" != 0 ] || [ ! -e /dev/fuse ] || chmod 666 /dev/fuse  # as udev's rule does, which some machines lack: ordinary users mount, too
-	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 -m 'server and not heavy'
-	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 -m 'not server'
+	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 --max-worker-restart 0 -m 'server and not heavy'
+	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 --max-worker-restart 0 -m 'not server'
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader and new examples of the property tests: SECONDS=600 SEED=0; or one job again: CASE="Case(...)"
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"

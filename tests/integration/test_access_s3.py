@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from loading import counted, shard
 from penstock.access import PipelineDataset
 from penstock.errors import ObjectChangedError
@@ -52,13 +51,9 @@ def test_a_forked_child_goes_on(dataset: PipelineDataset) -> None:
     """A child uses the data set with connections of its own while its parent reads, and does not disturb it."""
     batches = dataset.iter_samples(range(SAMPLES))
     assert next(batches)["cls"] == 0
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        os._exit(0 if numbers(dataset[[33, 2]]) == [33, 2] and dataset["s00007"]["cls"] == 7 else 1)
+    child = start_child(lambda: numbers(dataset[[33, 2]]) == [33, 2] and dataset["s00007"]["cls"] == 7)
     assert numbers(batches) == list(range(1, SAMPLES))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code_of(child) == 0
 
 
 def test_a_replaced_shard_is_an_error(dataset: PipelineDataset, s3_store: Store) -> None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.maintenance import survey, verify
 from penstock.store.local import LocalStore
@@ -196,13 +196,8 @@ def test_a_forked_child_reads_on(processes: Processes) -> None:
     config = CacheConfig(processes.cache, 10**9, free_ratio_min=0.0, block_bytes=64 * 1024)
     with Cached(LocalStore(processes.data), config) as store:
         assert store.read("03").data == content(300_000, 3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which is what is tested
-            child = os.fork()
-        if not child:
-            good = store.read("03").data == content(300_000, 3) and store.read("04").data == content(300_000, 4)
-            os._exit(0 if good else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        child = start_child(lambda: [store.read(f"0{n}").data for n in (3, 4)] == [content(300_000, n) for n in (3, 4)])
+        assert exit_code_of(child) == 0
         assert store.read("04").data == content(300_000, 4)
         assert store.statistics().fetched_bytes == 300_000
         assert store.statistics().troubles == {}

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from penstock.loader.workers.worker import NICENESS
@@ -330,22 +330,18 @@ def test_a_worker_that_leaves_children_is_seen_to_die(tmp_path: Path, monkeypatc
 def test_a_fork_leaves_the_parent_undisturbed(tmp_path: Path) -> None:
     """A child that is forked in the middle is told so, reads with workers of its own, and takes nothing from the parent."""
     made = pipeline(_many(tmp_path / "many"), batch=8)
-    with ps.Loader(made, processes=2, lanes=4, index="stream") as loader, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+    with ps.Loader(made, processes=2, lanes=4, index="stream") as loader:
         steps = iter(loader)
         first = next(steps)
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                with pytest.raises(ClosedError, match="in the child"):
-                    next(steps)
-                loader.close()
-                with ps.Loader(made, processes=2, lanes=4, index="stream") as own:
-                    status = 0 if sorted(numbers(own)) == list(range(800)) else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def reads_anew() -> bool:
+            with pytest.raises(ClosedError, match="in the child"):
+                next(steps)
+            loader.close()
+            with ps.Loader(made, processes=2, lanes=4, index="stream") as own:
+                return sorted(numbers(own)) == list(range(800))
+
+        assert exit_code_of(start_child(reads_anew)) == 0
         assert sorted(numbers([first, *steps])) == list(range(800))
 
 

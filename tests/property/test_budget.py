@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from penstock.config import MIB
 from penstock.errors import ConfigError
 from penstock.fetch import process_budget
@@ -62,12 +62,13 @@ def test_a_forked_child_may_be_configured_with_less() -> None:
     """A child begins with its parent's budget, and its own first configuration counts."""
     ps.set_process_budget(64 * MIB)
     ps.connect("memory://budget", fetch=ps.FetchConfig(budget_bytes_max=32 * MIB))
-    child = os.fork()
-    if child == 0:
+
+    def configures_less() -> bool:
         inherited = process_budget().bytes_max
         ps.connect("memory://budget", fetch=ps.FetchConfig(budget_bytes_max=8 * MIB))
-        os._exit(0 if (inherited, process_budget().bytes_max) == (32 * MIB, 8 * MIB) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return (inherited, process_budget().bytes_max) == (32 * MIB, 8 * MIB)
+
+    assert exit_code_of(start_child(configures_less)) == 0
     assert process_budget().bytes_max == 32 * MIB
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
 
+from forking import exit_code_of, start_child
 from penstock.cache.shared_files import UNKNOWN, Leases, Usage
 from penstock.cache.statistics import DiskFailures
 
@@ -83,12 +82,7 @@ def test_a_fork_drops_no_lease_of_the_parent(tmp_path: Path) -> None:
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(7)
     token = first.token
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which is what is tested
-        child = os.fork()
-    if not child:
-        os._exit(0 if first.token != token and first.try_take(7) is False else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_code_of(start_child(lambda: first.token != token and first.try_take(7) is False)) == 0
     assert second.try_take(7) is False
     assert second.is_alive(token)
 

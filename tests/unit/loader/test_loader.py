@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from forking import start_child
 from loading import counted, numbers, pipeline, shard, write_counted
 from penstock.errors import (
     ClosedError,
@@ -243,7 +244,6 @@ def test_closed_is_closed(folder: Path) -> None:
 CHILD_S_MAX = 20.0
 
 
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")  # from Python 3.12 on
 def test_a_forked_child_closes_a_loader_that_is_busy(folder: Path) -> None:
     """A lock that a thread of the parent holds at the fork is held for ever in the child, so close() waits for none."""
     with ps.Loader(pipeline(folder), threads=1) as loader:
@@ -259,10 +259,7 @@ def test_a_forked_child_closes_a_loader_that_is_busy(folder: Path) -> None:
         holder = threading.Thread(target=hold)
         holder.start()
         is_held.wait()
-        child = os.fork()
-        if not child:
-            loader.close()
-            os._exit(0)
+        child = start_child(lambda: loader.close() is None)
         may_go_on.set()
         holder.join()
         deadline_s = time.monotonic() + CHILD_S_MAX

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import pickle
 import random
 import sys
@@ -17,6 +16,7 @@ from itertools import pairwise
 import pytest
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from penstock.errors import (
     ChecksumError,
     ClosedError,
@@ -296,20 +296,18 @@ def test_threads_share_a_file(store: Counting) -> None:
     assert len(found) == len(blocks)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_is_refused(store: Counting) -> None:
     """A child that inherited an open file gets ``ClosedError``; the parent reads on."""
     with store.open("large") as file:
         file.read(10)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                file.seek(10 * MIB)
+
+        def is_refused() -> bool:
+            file.seek(10 * MIB)
+            with pytest.raises(ClosedError):
                 file.read(10)
-            except ClosedError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            return True
+
+        assert exit_code_of(start_child(is_refused)) == 0
         assert file.read(10) == LARGE[10:20]
 
 

@@ -1,11 +1,11 @@
 """MemoryStore beyond the contract: names, copies, threads."""
 
-import os
 import pickle
 
 import pytest
 
 import penstock as ps
+from forking import exit_code_of, start_child
 from penstock.errors import ClosedError
 from penstock.store.memory import MemoryStore
 
@@ -70,13 +70,6 @@ def test_a_forked_child_may_use_the_store():
     """The thread stays in the parent: the child starts its own, on its own copy of the objects."""
     with MemoryStore({"k": b"x"}) as store:
         store.read("k")
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                store.write("child", b"y")
-                code = 0 if store.stat("k").size_bytes == 1 else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0
+        child = start_child(lambda: store.write("child", b"y") and store.stat("k").size_bytes == 1)
+        assert exit_code_of(child) == 0
         assert [info.key for info in store.list()] == ["k"]

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from forking import exit_code_of, start_child
 from penstock.errors import ClosedError, ConfigError, StoreError, UnavailableError
 from penstock.store import upload
 from penstock.store.faulty import Faulty
@@ -201,22 +202,18 @@ def test_giving_up_has_a_deadline(memory, monkeypatch):
 
 def test_a_forked_child_neither_commits_nor_aborts(memory):
     """In a child an inherited writer is refused; its end drops nothing of the parent's, which then commits."""
-    writer = memory.writer("k", part_bytes=1000)
-    writer.write(bytes(5500))
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            try:
-                writer.write(b"from the child")
-            except ClosedError:
-                code = 0
-            writer.__exit__(ValueError, ValueError(), None)
-            del writer
-            gc.collect()
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+    writers = [memory.writer("k", part_bytes=1000)]
+    writers[0].write(bytes(5500))
+
+    def ends() -> bool:
+        with pytest.raises(ClosedError):
+            writers[0].write(b"from the child")
+        writers.pop().__exit__(ValueError, ValueError(), None)
+        gc.collect()
+        return True
+
+    assert exit_code_of(start_child(ends)) == 0
+    writer = writers.pop()
     writer.close()
     assert memory.read("k").data == bytes(5500)
 
