@@ -115,7 +115,7 @@ class MemoryBucket:
                 objects.append(ObjectInfo(key, len(self.objects[key]), head.etag, head.last_modified_s))
         return Page(objects, prefixes, None)
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Answer anything."""
         return Answer(body=b"other")
 

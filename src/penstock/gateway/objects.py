@@ -385,7 +385,7 @@ class Bucket(Protocol):
     async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
         """Return one page of the listing; an ``Answer`` is sent as it is."""
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Perform any other operation: writing, deleting, sub-resources. Raises ``S3Error`` if the bucket is read-only."""
 
     async def close(self) -> None:
@@ -416,9 +416,9 @@ class BucketWrapper:
         """Return one page of the listing; see ``Bucket.list_objects``."""
         return await self._inner.list_objects(request, operation)
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Perform any other operation; see ``Bucket.other``."""
-        return await self._inner.other(request, body)
+        return await self._inner.perform(request, body)
 
     async def close(self) -> None:
         """Close the inner bucket; idempotent."""

@@ -37,7 +37,7 @@ class UploadBucket(UpstreamBucket):
         super().__init__(name, MemoryStore(OBJECTS))
         self.taken: dict[str, tuple[bytes, dict[str, str]]] = {}
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Take the body, and answer as S3 does."""
         data = b"".join([bytes(piece) async for piece in body])
         self.taken[request.key] = data, dict(body.checksums)

@@ -226,7 +226,7 @@ class Taking:
         """Refuse."""
         raise S3Error("NotImplemented", "no list", status=501)
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Read the body."""
         return Answer(headers={"x-length": str(sum([len(piece) async for piece in body]))})
 

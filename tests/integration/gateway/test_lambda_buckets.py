@@ -56,7 +56,7 @@ class Named:
     async def list_objects(self, request: Any, operation: Any) -> Answer:
         return Answer(body=self.name.encode())
 
-    async def other(self, request: Any, body: Any) -> Answer:
+    async def perform(self, request: Any, body: Any) -> Answer:
         return Answer(body=self.name.encode())
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ def test_other_actions_pass_through(tmp_path: Path) -> None:
             answer = await bucket.list_objects(server.request(key=""), ListPage())
             assert isinstance(answer, Answer)
             assert answer.body == b"plain"
-            assert (await bucket.other(server.request(), None)).body == b"plain"  # type: ignore[arg-type]
+            assert (await bucket.perform(server.request(), None)).body == b"plain"  # type: ignore[arg-type]
             await bucket.close()
 
     asyncio.run(run())
@@ -131,7 +131,7 @@ def test_requests_that_name_a_webhook() -> None:
             listing = await bucket.list_objects(server.request(query=arn, key=""), ListPage())
             assert isinstance(listing, Answer)
             assert listing.body == b"plain"
-            assert (await bucket.other(server.request(), None)).body == b"plain"  # type: ignore[arg-type]
+            assert (await bucket.perform(server.request(), None)).body == b"plain"  # type: ignore[arg-type]
             for wrong, code in (
                 ("arn:minio:s3-object-lambda::other:webhook", "LambdaARNNotFound"),
                 ("arn:aws:s3-object-lambda::hook:webhook", "LambdaARNInvalid"),

@@ -376,14 +376,14 @@ class TransformedBucket:
 
     # ── everything else ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Refuse changes, and pass other questions about the bucket on; see ``Bucket.other``."""
         if request.method != "GET":
             raise S3Error("AccessDenied", "Objects of an access point with a transform can only be read.")
         if request.key and "attributes" in request.query:
             query = {name: value for name, value in request.query.items() if name not in ("attributes", "versionId")}
             return object_attributes(await self.head(replace(request, query=query)), request)
-        return await self._source_bucket.other(replace(request, bucket=self._source_bucket.name), body)
+        return await self._source_bucket.perform(replace(request, bucket=self._source_bucket.name), body)
 
     async def close(self) -> None:
         """Close the transform and the source bucket; idempotent."""

@@ -194,7 +194,7 @@ class UpstreamBucket:
         page: Page = completion.value
         return page
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Write, or answer a question about a setting; see ``Bucket.other``."""
         return await self._operations.perform(request, body)
 

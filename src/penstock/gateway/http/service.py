@@ -110,7 +110,7 @@ class Service:
             )
         if request.method not in ("GET", "HEAD") or request.query.keys() & SUB_RESOURCES:
             self._check_copy_source(request)
-            await _send(exchange, await bucket.other(request, body))
+            await _send(exchange, await bucket.perform(request, body))
         elif not request.key:
             await self._answer_bucket(exchange, bucket, request)
         else:

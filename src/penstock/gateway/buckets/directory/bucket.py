@@ -118,7 +118,7 @@ class DirectoryBucket:
         with s3_errors():
             return await self._threads.run_long(self._listing.page, operation)
 
-    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+    async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Write, remove, or answer a question about a setting."""
         with s3_errors():
             return await self._operations.perform(request, body)
