@@ -141,7 +141,7 @@ SUB_RESOURCES = frozenset(
         "website",
     }
 )
-"""Names in a query that make a request one for ``Bucket.other``, and not for the object, the listing or the bucket itself."""
+"""Names in a query that make a request one for ``Bucket.perform``, and not for the object, the listing or the bucket itself."""
 
 
 class Caller(NamedTuple):
@@ -417,7 +417,7 @@ class BucketWrapper:
         return await self._inner.list_objects(request, operation)
 
     async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Perform any other operation; see ``Bucket.other``."""
+        """Perform any other operation; see ``Bucket.perform``."""
         return await self._inner.perform(request, body)
 
     async def close(self) -> None:

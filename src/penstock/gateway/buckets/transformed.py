@@ -377,7 +377,7 @@ class TransformedBucket:
     # ── everything else ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Refuse changes, and pass other questions about the bucket on; see ``Bucket.other``."""
+        """Refuse changes, and pass other questions about the bucket on; see ``Bucket.perform``."""
         if request.method != "GET":
             raise S3Error("AccessDenied", "Objects of an access point with a transform can only be read.")
         if request.key and "attributes" in request.query:

@@ -195,7 +195,7 @@ class UpstreamBucket:
         return page
 
     async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Write, or answer a question about a setting; see ``Bucket.other``."""
+        """Write, or answer a question about a setting; see ``Bucket.perform``."""
         return await self._operations.perform(request, body)
 
     async def close(self) -> None:
