@@ -75,7 +75,7 @@ def lanes() -> str:
         ]
         picture.row([COLOURS[s] for s, _ in cells], [str(k) for _, k in cells], label=f"lane {lane}")
     picture.text(
-        "Lanes, as they leave: buffers of 16 / 4 = 4 samples permuted; a lane with a higher number has a shorter first buffer."
+        "Lanes, as they leave: runs of 16 / 4 = 4 samples permuted; a lane with a higher number has a shorter first run."
     )
     for lane in range(4):
         part = order.locations(lane)
