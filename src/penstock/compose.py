@@ -1,9 +1,9 @@
 """Makes a store from a URL: the core for its scheme, and the default stack of wrappers around it.
 
 For S3 and HTTP the stack is ``Traced(Hedged(Retrying(Limited(core))))``: a request that backs off holds no permit, a hedge
-is retried like any other request, and what is traced is what the caller saw. Local files, memory and fsspec get ``Traced``
-alone, because waiting does not mend their failures. With ``cache=``, ``Cached`` is around all of it, so that a cached block
-costs no request.
+is retried like any other request, and traces show operations as the caller sees them. Local files, memory and fsspec get only
+``Traced``, because waiting does not fix their failures. With ``cache=``, ``Cached`` is around the whole stack, so a cached
+block costs no request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Removes secrets from URLs, and from text that may contain URLs. No other module decides what is shown of them.
+"""Removes secrets from URLs, and from text that may contain URLs. No other module decides which parts of a URL are shown.
 
 A URL can contain three kinds of secrets: a password or token before the ``@`` of its host, a signature in its query
 (presigned URLs, Azure's SAS), and named parameters such as ``token=``. All code that prints or stores a URL calls

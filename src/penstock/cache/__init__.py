@@ -1,4 +1,4 @@
-"""A cache on a node's disk of what is read from a store, shared by all processes that name its directory."""
+"""A cache on a node's disk for objects of a store, shared by all processes that name its directory."""
 
 from penstock.cache.cached import Cached
 from penstock.cache.config import CacheConfig

@@ -1,4 +1,4 @@
-"""``Cached``: a store that keeps what is read from it on this node's disk, for every process that names the directory.
+"""``Cached``: a store that keeps objects on this node's disk once they are read, for every process that names the directory.
 
 It is the outermost wrapper of the stack, so a block on the disk takes no permit, no hedge and no entry in a trace.
 docs/concepts/cache.md describes what the cache guarantees, docs/development/cache-design.md the directory and the reasons.

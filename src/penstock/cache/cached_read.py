@@ -1,14 +1,14 @@
 """One ``Get`` through the cache: find the version, read the blocks that are on disk, and fetch the others.
 
-A ``CachedRead`` runs on threads of the pool. It reads blocks that are on disk directly into the buffer that the sink wants
-them in. It claims missing blocks (``claims``), and requests those that no other reader is fetching from the store inside:
-neighbours become one request, pinned to the version, which lands in the sink's buffer if it lies completely inside what was
-requested (``BlockFetch``). When the bytes have arrived, their blocks are stored, other reads that waited for them get a
-copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory;
-only a small body for a sink that leaves it alone is stored afterwards (``storing``).
+A ``CachedRead`` runs on threads of the pool. It reads blocks that are on disk directly into the sink's buffer. It claims
+missing blocks (``claims``), and requests those that no other reader is fetching from the inner store. Neighbouring blocks
+become one request (``BlockFetch``), pinned to the version; its body lands in the sink's buffer if the request lies completely
+inside the requested range. When the bytes have arrived, their blocks are stored, other reads that waited for them get a
+copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory.
+Only a small body for a sink that does not change it is stored afterwards (``storing``).
 
-If the version is not known, the ``Get`` goes to the store as it is (``UnpinnedGet``), in one request as without a cache, and
-the blocks that the answer covers are stored. If blocks of the version seen last are on disk, a HEAD asks first
+If the version is not known, the ``Get`` goes to the store unchanged (``UnpinnedGet``), in one request as without a cache, and
+the blocks that the answer covers are stored. If blocks of the version seen last are on disk, a HEAD first asks
 whether that version is still current (``Revalidation``).
 
 Not split because a read and its requests share their state; in two files, each would need most of the other's attributes.

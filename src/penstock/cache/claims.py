@@ -1,8 +1,8 @@
 """Claims: each missing block is fetched once, however many readers in this process and in others want it.
 
-A claim is a lease (``shared_files``) and the reads of this process that wait for what it covers. They get the bytes from memory
-as soon as these arrive. If another process has the lease, a thread checks now and then whether it was released, because the
-other process is done or has ended. The waiting reads then look for the block on the disk again.
+A claim is a lease (``shared_files``) and the reads of this process that wait for its blocks. They get the bytes from memory
+as soon as these arrive. If another process has the lease, a thread checks from time to time whether that process is done or
+has ended, and so released it. The waiting reads then look for the block on the disk again.
 """
 
 from __future__ import annotations

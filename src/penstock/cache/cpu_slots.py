@@ -1,4 +1,4 @@
-"""Reading entries from the page cache on at most as many threads at a time as there are processors."""
+"""Limits the threads that read entries from the page cache at the same time to the number of processors."""
 
 from __future__ import annotations
 

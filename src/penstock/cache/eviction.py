@@ -1,10 +1,10 @@
-"""Making room in a full cache: the least recently used entries are removed, without scanning the whole tree to find them.
+"""Eviction: removes the least recently used entries of a full cache, without scanning the whole tree to find them.
 
 File names are hashes, so a few folders are a fair sample of the whole cache. A process that needs room scans folders in
 random order until it has seen enough entries, and keeps the oldest quarter of them as candidates. It removes candidates as long
 as they last, except those that were used meanwhile. In a cache of 200 000 entries, it scans about 2 000 for every 500 that
 it removes, which takes 5 ms. A small cache is scanned completely, so its order of use is exact. If several processes need
-room at once, the one that gets the lease makes more room than it needs itself; the others make only what they need.
+room together, the process that gets the lease makes more room than it needs itself; the others make only what they need.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What is known about objects without their bytes: versions and sizes, missing keys, and pages of listings, each with its age.
+"""Metadata of objects: versions and sizes, missing keys, and pages of listings, each with its age.
 
-In memory this serves the process itself: a listing tells the versions of all its keys, so that reading them pinned needs no
-request. On disk, with a TTL, it serves other processes and the next run. The age of an answer counts from when its request
-was *sent*. A reader believes an older answer only within the TTL, and always believes one whose request was sent after the
+In memory, metadata serves the process itself: a listing tells the versions of all its keys, so that reading them pinned needs
+no request. On disk, with a TTL, it serves other processes and the next run. The age of an answer counts from when its request
+was *sent*. A reader trusts an older answer only within the TTL, and always trusts an answer whose request was sent after the
 reader's own.
 
-Ages on disk use the wall clock; an entry from the future is not believed. A page of a listing is valid until the TTL is
+Ages on disk use the wall clock; an entry from the future is not trusted. A page of a listing is valid until the TTL is
 over or a process of this node writes to the bucket through its cache: every write appends a byte to ``generation-BUCKET``,
 whose size a page must match.
 """

@@ -1,4 +1,4 @@
-"""Operations that read or change metadata: the cache may answer stats and listings, and writes end what it knew."""
+"""Operations that read or change metadata: the cache may answer stats and listings, and writes invalidate its metadata."""
 
 from __future__ import annotations
 

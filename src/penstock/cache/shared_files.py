@@ -1,19 +1,19 @@
 """The two small files with which the processes of a node coordinate their use of a cache: leases and usage.
 
-A *lease* is a lock on one byte of the file ``leases``. The offset of the byte is a hash of the name of what the process
-fetches. One descriptor per process holds all its leases, and the kernel releases them when the process ends in whatever
-way, so a killed process leaves nothing behind. Two names may have the same offset of the 2^60; then one waits needlessly
-for the other.
+A *lease* is a lock on one byte of the file ``leases``. The offset of the byte is a hash of the name of the entry that the
+process fetches. One descriptor per process holds all its leases, and the kernel releases them when the process ends in
+whatever way, so a killed process leaves nothing behind. If two names have the same one of the 2^60 offsets, the second waits
+needlessly for the first.
 
 The names of a process's temporary files contain its *token*. The process holds the lock on its token's byte as long as it
-lives, so others know which temporary files are no longer written. Process ids would not do, as containers do not share them.
+lives, so others know which temporary files are no longer written. Process IDs would not work, as containers do not share them.
 
 The file ``usage`` holds an int64 for each of the 256 folders: the bytes that its entries take. A process adds to these
 numbers before it stores entries, unless the sum would pass the limit, and subtracts after it removed some. Both happen under
 a lock on the whole file. If a process is killed in between, the numbers of its folders are too high until the next scan of
 them. Eviction scans folders all the time; a process that stores entries scans one folder for as many entries as a
-folder holds. No process waits longer than a moment for this lock: a stopped process must not stop the others, and a wrong
-number corrects itself.
+folder holds. No process waits long for this lock: a stopped process must not stop the others, and a wrong number corrects
+itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cache did in this process, and which failures of the disk it met.
+"""Statistics of a cache in this process, and its failures of the disk.
 
 A failure of the disk never fails a read. It is counted, and the first of each kind is logged as a warning.
 """

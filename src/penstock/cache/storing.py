@@ -1,8 +1,8 @@
-"""Storing small bodies after their readers were notified, several at a time.
+"""Stores small bodies after their readers were notified, several at a time.
 
 A reader usually gets its bytes after their blocks were stored, because it may change the memory then. A sink that promises not
-to (``Sink.leaves_body_alone``) gets them at once. Its blocks are stored soon afterwards by one thread, which reserves the room
-for several of them together; until then the claim makes other reads of the same bytes wait.
+to change it (``Sink.leaves_body_alone``) gets them immediately. One thread stores its blocks soon afterwards, and reserves the
+room for several of them together; until then the claim makes other reads of the same bytes wait.
 """
 
 from __future__ import annotations

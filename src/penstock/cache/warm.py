@@ -1,4 +1,4 @@
-"""Filling a cache before a job needs it, and recording what a job reads so that another node's cache can be filled with it."""
+"""Fills a cache before a job needs it, and records the ranges that a job reads, to fill the cache of another node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a channel consists of on this host: its objects, and the records of an augmented manifest, in the order of its source.
+"""The entries of a channel on this host: its objects, or the records of an augmented manifest, in the order of its source.
 
-An entry is what is shuffled and shared out as one: an object, or a line of an augmented manifest, whose attributes stay
-together. Entries are found while they are used, so that the first bytes of an ordinary prefix need one page of the listing.
+An entry is the unit of shuffling and of sharing among hosts: an object, or a line of an augmented manifest, whose attributes
+stay together. Entries are found while they are used, so the first bytes of an ordinary prefix need one page of the listing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a SageMaker training script finds around it: directories, hosts, configuration files and variables. Pure.
+"""The environment of a SageMaker training script: directories, hosts, configuration files and variables. Pure.
 
 The training toolkit names a hyperparameter ``SM_HP_LEARNING-RATE`` and sorts the channels; the SDK's container driver of
 version 3 names it ``SM_HP_LEARNING_RATE``, keeps the order of the channels, and adds addresses and directories. One

@@ -1,8 +1,8 @@
 """Channels that are mounts: FastFile mode, and File mode with ``start="lazy"``.
 
-With ``start="lazy"``, the program starts at once, while the files arrive. The channel is a mount with a cache on this node's
-disk, and a thread of the runner reads all objects into that cache. So there is one mechanism for what has arrived and for what
-has not: a file that the program reads too early is read from the store, once for both, and everything else comes from the disk.
+With ``start="lazy"``, the program starts immediately, while the files arrive. The channel is a mount with a cache on this
+node's disk, and a thread of the runner reads all objects into that cache. So one mechanism serves files that have arrived and
+files that have not: a file that the program reads early is fetched from the store once for both; others come from the disk.
 """
 
 from __future__ import annotations

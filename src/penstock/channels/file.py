@@ -1,10 +1,9 @@
 """File mode: the objects of a channel are files below its directory before the program starts.
 
-They are downloaded by ``penstock.transfer``, or the directory becomes a link to a directory of this machine. The directory of
-a channel is exactly its objects: files of earlier runs leave, and those of others are refused. A record beside the directory
-names the files that runs have put there. Without it, and for names that it lacks, only files that are the channel's objects
-already are taken for its own. Files that are there already in the listed version are kept, so an interrupted run is continued
-by the next one.
+``penstock.transfer`` downloads them, or the directory becomes a link to a directory of this machine. The directory of
+a channel holds exactly its objects: files of earlier runs are removed, and foreign files are refused. A record beside the
+directory names the files that runs have put there. Files that the record does not name count as the channel's own only if they
+equal its objects. Files that exist in the listed version are kept, so the next run continues an interrupted one.
 """
 
 from __future__ import annotations

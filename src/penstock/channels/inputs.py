@@ -1,4 +1,4 @@
-"""What a channel is: its data, its mode and its options, from the command line, from Python, or from a training job's JSON."""
+"""The definition of a channel: data, mode and options, from the command line, from Python, or from a training job's JSON."""
 
 from __future__ import annotations
 

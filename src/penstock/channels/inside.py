@@ -1,7 +1,7 @@
 """Files in the directories of a run, which its program, or an earlier one, may have replaced by anything.
 
-No link among them is followed out of its directory, neither to read nor to write, and nothing but a regular file is opened.
-Everything else in a name's place is left alone, or is an error that names it.
+No link among them is followed out of its directory, neither to read nor to write, and only regular files are opened.
+Anything else at a name is skipped, or is an error that names it.
 """
 
 from __future__ import annotations

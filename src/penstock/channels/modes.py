@@ -1,4 +1,4 @@
-"""The modes of a channel: what a running channel is, and one factory that begins a channel in the mode that it names."""
+"""The modes of a channel: the interface of a running channel, and the one factory that begins a channel in its mode."""
 
 from __future__ import annotations
 

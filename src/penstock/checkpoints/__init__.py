@@ -1,4 +1,4 @@
-"""What a checkpoint on a store is: names, manifest, commit, retention, debris. See README.md in this folder."""
+"""Checkpoints on a store: names, manifest, commit, retention, debris. See README.md in this folder."""
 
 from penstock.checkpoints.debris import SaveMarker
 from penstock.checkpoints.directory import CheckpointInfo, Verification, inspect, remove, verify

@@ -1,17 +1,17 @@
 """Debris: files of saves that were killed or failed, and of checkpoints that a later save into the same directory replaced.
 
 A save writes its marker below the run's URL before anything else, writes it again every minute, and deletes it when it has
-ended. A save is over, and what it wrote without committing may be deleted, if
+ended. A save is over, and the files that it did not commit may be deleted, if
 
 - its process has ended, which a process of the same machine can see, or it ended its save in this process; or
 - its marker was not renewed for ``LEASE_S``. Both times that are compared are the store's own, so no clock has to be right. If
   a store does not tell its time, as a directory does not, this machine's time is used.
 
-A process that was stopped for longer than that and goes on will not commit a checkpoint of which files were deleted: whoever
-commits lists the directory first (``saving.py``).
+A process that was stopped for longer than that and continues will not commit a checkpoint whose files were deleted, because
+a commit lists the directory first (``saving.py``).
 
-Only files whose name carries the ID of such a save are removed. Files of a running save, files of the committed checkpoint, and
-whatever else lies in the directory stay.
+Only files whose name carries the ID of such a save are removed. Files of a running save, files of the committed checkpoint,
+and all other files in the directory stay.
 """
 
 from __future__ import annotations

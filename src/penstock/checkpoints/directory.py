@@ -1,4 +1,4 @@
-"""One checkpoint's directory: what is in it, whether it is whole, and how it is removed.
+"""One checkpoint's directory: inspects, verifies and removes it.
 
 A directory is *committed* if it has the commit marker. It is *whole* if, in addition, its manifest is valid and every file of
 the manifest is there with its size. Functions take a store and the directory's prefix in it, such as ``step-0000001000/``;

@@ -1,4 +1,4 @@
-"""The names in a checkpoint's directory, and of the directories themselves.
+"""The names of checkpoint directories, and of the files in them.
 
 A checkpoint is a directory: data files, a manifest, and the commit marker ``.metadata``, which is written last. Each save has
 a random ID, which is part of the names of its files, so that two saves into one directory never mix their files, and so that

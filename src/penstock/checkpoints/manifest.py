@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: every file with its size and checksums, and where each tensor's bytes lie in it.
 
 It is strict JSON, written after the data and before the commit marker. It also holds the size and the checksum of the commit
-marker, so that the manifest of another save is never taken for this one's.
+marker, so that the manifest of another save is never mistaken for that of this save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole command line: all commands together, and the exit code for each way in which one can end."""
+"""The whole command line: all commands together, and the exit code for each way in which a command can end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock gateway fill``, ``ls`` and ``gc``: make results ahead, list those that are kept, and remove them."""
+"""``penstock gateway fill``, ``ls`` and ``gc``: make results in advance, list the stored ones, and remove them."""
 
 from __future__ import annotations
 

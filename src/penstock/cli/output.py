@@ -1,4 +1,4 @@
-"""What commands print. Names in a store, and messages that quote them, must not control a terminal."""
+"""Output of commands. Names in a store, and messages that quote them, must not control a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects that a command works on: one, all below a folder, or those of a pattern, without those left out."""
+"""The objects that a command works on: one, all below a folder, or those of a pattern, after include and exclude filters."""
 
 from __future__ import annotations
 

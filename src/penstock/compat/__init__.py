@@ -1,1 +1,1 @@
-"""Other libraries' names and signatures on penstock's engine, one package for each library: a program changes its import."""
+"""Other libraries' names and signatures on penstock's engine, a package for each library: a program only changes its import."""

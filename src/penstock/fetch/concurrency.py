@@ -1,12 +1,12 @@
 """How many requests to keep in flight: few at first, more while that pays, fewer when the store throttles.
 
-The number grows only if three things hold. The consumer waits, so more is wanted. Throughput rose with the number, so more
-helps. And the thread that receives has time to spare, because requests that wait for a busy thread only spread the bytes
+The number grows only under three conditions. The consumer waits, so it needs more. Throughput rose with the number, so more
+requests help. And the receiving thread has time to spare, because requests that wait for a busy thread only spread the bytes
 over more memory.
 
-The first measurement after a step still contains requests that were sent before it, and connections that had to be opened,
-so a step that does not convince is judged by its second one. A step that brought less than two fifths is taken back (on
-loopback, 8 parts in flight move more bytes a second than 32, because they stay in the processor's cache), and tried again
+The first measurement after a step still contains requests that were sent before it, and connections that had to be opened.
+So a step that seems to gain too little is judged by its second measurement. A step that gained less than two fifths is undone
+(on loopback, 8 parts in flight move more bytes a second than 32, because they stay in the processor's cache), and tried again
 later, each time after a longer pause.
 """
 

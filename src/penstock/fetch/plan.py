@@ -1,4 +1,4 @@
-"""What to read: a sequence of items, each a key and a range, with what is known of the object."""
+"""The plan of a read: a sequence of items, each with a key, a range, and the object's size and version if they are known."""
 
 from __future__ import annotations
 

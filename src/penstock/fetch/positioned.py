@@ -1,9 +1,9 @@
 """Reads at any offset of objects whose version is known, for callers that must not wait: the answer is a callback.
 
-``PositionedReads`` belongs to a store; a ``PositionedObject`` is one version of one object. What a read asks for is requested
-exactly, unless it lies in a piece that is here or on its way; several reads of one piece share the request. Reads in sequence
-are recognised (``streams``) and read ahead, in parts that grow with the distance. What programs read elsewhere in the
-object meanwhile does not disturb them.
+``PositionedReads`` belongs to a store; a ``PositionedObject`` is one version of one object. A read requests exactly its range,
+unless the range lies in a piece that has arrived or is on its way; several reads of one piece share the request. Reads in
+sequence are recognised (``streams``) and read ahead, in parts that grow with the distance. Other reads of the object do not
+disturb them.
 
 The envelope of sequential reading: behind 30 ms and 90 MB/s per connection, a part of 2 MiB takes 53 ms, so 32 of them make
 1.26 GB/s, and hold 64 MiB. Each costs about 0.1 ms of CPU in the store's stack, and each read of 1 MiB about 10 µs here.

@@ -1,7 +1,7 @@
-"""What the objects that are read at any offset share: memory, the number of requests in flight, and who may read ahead.
+"""Shared parts of objects that are read at any offset: memory, the number of requests in flight, and who may read ahead.
 
-All memory is charged to the budget. Read-ahead never exceeds it, and takes at most half of it. A read that somebody waits for
-first takes back what is held for later, and then may exceed the budget by its own bytes, so that there is no deadlock.
+All memory is charged to the budget. Read-ahead never exceeds the budget, and takes at most half of it. A read that somebody
+waits for first reclaims the memory of read-ahead, and then may exceed the budget by its own bytes, so there is no deadlock.
 
 One lock protects all objects of a store. It is held for microseconds, and never while requests are submitted or cancelled
 or callbacks are called.

@@ -1,8 +1,8 @@
 """Ordered read-ahead: reads a plan ahead of one consumer.
 
-The consumer's thread pulls the plan, which may be a user's generator, a little ahead. A ``RequestScheduler`` sends what was
-pulled as other requests end, on engine threads, so that requests stay in flight while the consumer computes. What is
-delivered in order is requested in order.
+The consumer's thread pulls items of the plan, which may be a user's generator, a little ahead. A ``RequestScheduler`` sends
+them as other requests end, on engine threads, so that requests stay in flight while the consumer computes. Items that are
+delivered in order are requested in order.
 """
 
 from __future__ import annotations

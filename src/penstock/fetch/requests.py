@@ -1,4 +1,4 @@
-"""What is in flight: the reads of a plan, and the requests that each of them is cut into."""
+"""Reads of a plan in flight, and the requests that each read is cut into."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keeps requests in flight: sent while concurrency, budget and consumer allow, and recorded on their reads as they end.
+"""Keeps requests in flight: sends them while concurrency, budget and consumer allow, and records their ends on their reads.
 
-Bytes are reserved before a request is sent. A consumer that waits for an item for which nothing is in flight gets it even
-beyond the budget, so there is no deadlock, whatever else holds the bytes.
+Bytes are reserved before a request is sent. If a consumer waits for an item for which nothing is in flight, the item is
+requested even beyond the budget, so there is no deadlock, whatever else holds the bytes.
 
 Objects of unknown size are requested whole: most are small, and only an answer without a range carries the object's
 checksum. If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the
@@ -10,9 +10,9 @@ rest is requested in parts. After one such object a HEAD asks for the size of th
 A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
 the object ends, and the rest of the range is requested up to there: no request ever begins past the end.
 
-Sizes may be wrong where objects are transformed while they are read: a listing may tell those of the stored objects. If an
-answer tells another size of the same version, or the store sends no ranges, a whole object is requested by one request
-without a range, and so are the next ones. A body of unknown length that is too long to be collected is requested in parts.
+Sizes may be wrong where objects are transformed while they are read: a listing may tell the sizes of the stored objects. If an
+answer tells another size of the same version, or the store sends no ranges, this object and the next ones are each requested
+whole, without a range. A body of unknown length that is too long to be collected is requested in parts.
 
 Not split because cutting, sending and recording ends share the queues, the concurrency and the lock; in two classes, each
 would need most of the other's attributes.

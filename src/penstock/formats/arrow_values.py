@@ -1,4 +1,4 @@
-"""Converts every Arrow type to the value of a field. This is the only place that decides what a Parquet column gives.
+"""Converts every Arrow type to the value of a field. Only this module decides the value of a Parquet column.
 
 ``docs/reference/formats.md`` has the table. In short: binary and string values become bytes; numbers, lists of numbers and
 tensors are typed views; a struct becomes one field for each child; everything else becomes JSON. In JSON, bytes are

@@ -1,4 +1,4 @@
-"""What all parsers of streamed formats share: the offset, the policy for corrupt bytes, and data that spans two chunks.
+"""The base of all parsers of streamed formats: the offset, the policy for corrupt bytes, and data that spans two chunks.
 
 Every format has the same policies for corrupt bytes:
 

@@ -1,11 +1,11 @@
 """safetensors: the header of a file, and the index of a directory whose tensors lie in several files.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON: name, dtype, shape and position of each tensor),
-and the tensors, one behind the other. A header decides how much memory is taken and which bytes become which tensor, so
+A file is the length of its header (8 bytes, little-endian), the header (JSON: name, dtype, shape and offsets of each tensor),
+and the tensors, one after the other. A header decides how much memory is taken and which bytes become which tensor, so
 everything in it is checked against the size of the file before anything is allocated. The rules are those of the
 ``safetensors`` library: tensors lie in the file without gaps and without overlaps, and end where the file ends.
 
-The library itself reads headers of files in memory only, which is why it is not used here.
+The library itself reads only headers of files in memory, so it is not used here.
 """
 
 from __future__ import annotations

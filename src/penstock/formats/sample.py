@@ -6,7 +6,7 @@ Members that belong to no sample are ignored: names without a dot, hidden files,
 like ``__meta__``. There is one deliberate deviation. WebDataset reads ``dir/._x.jpg``, which macOS creates, as the field
 ``_x.jpg`` of a sample called ``dir/``; here a hidden file is ignored in every directory.
 
-Writers are stricter than readers: they refuse what would not read back equal, and what other tar tools would rewrite.
+Writers are stricter than readers: they refuse names that would not read back equal, or that other tar tools would rewrite.
 """
 
 from __future__ import annotations

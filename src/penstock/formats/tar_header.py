@@ -1,7 +1,7 @@
 """Headers of tar members: v7, ustar, GNU and PAX, as POSIX.1-2001 and the GNU manual describe them, read and written.
 
-Only what determines the position and the name of a member is read; owners, modes and times are ignored. Functions raise
-``ValueError`` with a description, to which the parser adds the shard and the offset.
+Only the fields that determine the offset and the name of a member are read; owners, modes and times are ignored. Functions
+raise ``ValueError`` with a description, to which the parser adds the shard and the offset.
 
 In headers that are written, owners and times are zero, and modes are 0644. They are ustar. A name that is long or not ASCII, or
 a size beyond 8 GiB, goes into a PAX header, which every tar since 2001 reads. ustar could also split a long name into a prefix

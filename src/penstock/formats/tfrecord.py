@@ -6,7 +6,7 @@ bytes``. It holds a ``tf.train.Example``, whose features become fields, or anyth
 a shard once that is known. A sample's key is its feature ``__key__``. Without one it is the offset of the record in twelve
 digits, which does not depend on where reading began.
 
-A wrong CRC of the bytes loses that record. A wrong CRC of the length loses the rest of the shard, because the position of
+A wrong CRC of the bytes loses that record. A wrong CRC of the length loses the rest of the shard, because the offset of
 the next record is unknown.
 
 An Example is read without TensorFlow: the parser knows exactly as much of the protobuf wire format as this message uses.

@@ -1,9 +1,9 @@
 """Parses and frames many TFRecords of Examples at once with NumPy.
 
 `TFRecordParser` uses ``read_frames`` and ``read_examples`` if its caller wants columns, for Examples that all have the features
-of the first. Lengths and both CRCs are verified as in the other parser. The
-Examples are parsed in parallel by an array with one position for each record. Features that are not lists of one value, or
-that come in another order than in the first record, are left to the other parser.
+of the first. Lengths and both CRCs are verified as in the other parser. The Examples are parsed in parallel, with an array
+that holds an offset for each record. Features that are not lists of one value, or that come in another order than in the
+first record, are left to the other parser.
 
 ``ExampleFramer`` is the counterpart. `TFRecordWriter` takes one sample at a time, which costs 10 µs. Samples in columns
 have the same features, and most headers in them depend only on the length of one value. They are looked up by that length,

@@ -1,7 +1,7 @@
 """Writers of tar, TFRecord, RecordIO and JSON lines. The same samples always give the same bytes.
 
 Two runs of one packer therefore give equal shards, whose checksums and ETags can be compared, and a repeated upload is
-recognised. Each ``add`` returns the position of the sample, so an index is a by-product. Tar and JSON lines store a sample's
+recognised. Each ``add`` returns where the sample lies, so an index is a by-product. Tar and JSON lines store a sample's
 ``__key__``, TFRecord stores it only on request, and RecordIO never does.
 """
 

@@ -6,7 +6,7 @@ their first members. Stored members are slices. Members compressed by deflate, b
 the length in the directory and no further. The CRC-32 of every member is verified. Members that are encrypted or compressed
 in another way, and archives of several files, raise an ``UnsupportedFormatError``.
 
-An archive ends with a record that contains the position of its directory. The signature of that record may also occur in
+An archive ends with a record that contains the offset of its directory. The signature of that record may also occur in
 the comment after it. The right record is therefore the one whose comment extends to the end of the archive, and whose
 directory exists and has the stated number of entries.
 """

@@ -1,4 +1,4 @@
-"""``ContentsFileSystem``: what is in objects, as bytes and as open files.
+"""``ContentsFileSystem``: the contents of objects, as bytes and as open files.
 
 The synchronous methods call the engine directly, without fsspec's event loop: a thread that waits for the engine costs less
 than a coroutine on another thread.

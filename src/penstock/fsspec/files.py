@@ -1,7 +1,7 @@
 """Files of the file system: the engine's readers and writers, with the attributes that users of fsspec expect.
 
-Reading ahead and its memory are the engine's, so fsspec's caches are not used. An exception inside ``with`` never makes a
-half-written object visible, in text and compressed files neither, and nor does a file that is dropped without ``close()``.
+The engine reads ahead and holds the memory for it, so fsspec's caches are not used. A half-written object never becomes
+visible: neither after an exception inside ``with``, also in text and compressed files, nor if a file is dropped unclosed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``ListingFileSystem``: which objects and directories there are, and what is known of them.
+"""``ListingFileSystem``: listings of objects and directories, and their metadata.
 
-Listings are as fsspec wants them: a dict for each entry, directories among them, which object storage does not have. A
-directory is there while a key begins with its path and a slash. An empty object whose key ends with a slash, which consoles
+Listings have fsspec's form: a dict for each entry, including directories, which object storage does not have. A directory
+exists while a key begins with its path and a slash. An empty object whose key ends with a slash, which consoles
 write for a folder, is such a directory and not a file.
 
-Listings are cached only with ``use_listings_cache=True``, so what one process writes, another one sees at once.
+Listings are cached only with ``use_listings_cache=True``, so one process sees the writes of another immediately.
 """
 
 from __future__ import annotations

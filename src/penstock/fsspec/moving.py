@@ -1,7 +1,7 @@
 """``MovingFileSystem``: downloads, uploads, copies and removals, many at a time.
 
 fsspec's own algorithms decide what is copied to what: its rules for globs, trailing slashes and directories that exist are the
-contract of a file system. ``Pairs`` takes the file system's place there and notes the pairs, which then move at once.
+contract of a file system. ``Pairs`` replaces the file system there and collects the pairs, which are then moved together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Options of the file system: those of ``penstock.connect``, those of every fsspec file system, and s3fs's names for the same.
+"""Options of the file system: those of ``penstock.connect``, those of every fsspec file system, and s3fs's names for both.
 
-Options are translated to one form before fsspec compares file systems, so that two spellings of the same options give the same
-file system, and the form holds the keys themselves: a ``Credentials`` does not show its secret, and two of them that differ in
-nothing else would look alike.
+Options are translated to one form before fsspec compares file systems, so two spellings of the same options give the same
+file system. The form holds the keys themselves: a ``Credentials`` does not show its secret, so two of them that differ only
+in the secret would look alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``LocatingFileSystem``: from the options and the paths of a file system to stores and keys.
+"""``LocatingFileSystem``: finds the stores and keys for the options and paths of a file system.
 
 fsspec's interface is one class with fifty methods. Here it is a stack of five classes, and each uses only those below it:
 ``PenstockFileSystem`` (``filesystem.py``), ``MovingFileSystem`` (``moving.py``), ``ContentsFileSystem`` (``contents.py``),

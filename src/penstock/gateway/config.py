@@ -1,4 +1,4 @@
-"""What a gateway serves: access points, limits, and where results are kept. It is made from flags or a TOML file."""
+"""The configuration of a gateway: access points, limits, and where results are kept. It is made from flags or a TOML file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``penstock gateway fill``: makes results ahead, in this process and its transform processes, or by tasks on a Ray cluster.
+"""``penstock gateway fill``: makes results in advance, in this process and its transform processes, or by tasks on Ray.
 
 A task on a cluster makes a batch of results, with a transform process of its own, and stores them in the bucket of results or
-in the cache of its machine. Tasks do not depend on each other. One that is repeated, because its machine was lost, finds what
-was stored already; so does the next run after Ctrl-C.
+in the cache of its machine. Tasks do not depend on each other. A task that is repeated, because its machine was lost, finds
+the results that are stored already, and so does the next run after Ctrl-C.
 
 Not split because every part serves the one function ``fill``: the job, its sources, making their results, and the tasks.
 """

@@ -1,9 +1,9 @@
 """The contracts between the parts of the gateway: requests, buckets, objects that are being read, transforms.
 
-The HTTP front (``http/``) turns a request into a ``GatewayRequest``, finds the ``Bucket`` that it names, and sends what the
-bucket returns. Buckets (``buckets/``) know nothing of HTTP connections. Transforms (``transforms/``, ``aws_lambda/``,
-``webhooks/``) know neither buckets nor connections: they read a ``Source`` and write to a ``ResultWriter``, which
-``results/`` implements.
+The HTTP front (``http/``) turns a request into a ``GatewayRequest``, finds the ``Bucket`` that it names, and sends the
+object that the bucket returns. Buckets (``buckets/``) know nothing of HTTP connections. Transforms (``transforms/``,
+``aws_lambda/``, ``webhooks/``) know neither buckets nor connections: they read a ``Source`` and write to a
+``ResultWriter``, which ``results/`` implements.
 """
 
 from __future__ import annotations

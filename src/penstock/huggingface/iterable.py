@@ -1,10 +1,9 @@
 """``dataset``: a pipeline as a ``datasets.IterableDataset`` of single samples; ``features_of``: the types of its columns.
 
-``PipelineExamples`` is what Hugging Face's ``IterableDataset`` iterates, shards, and asks for its state. Its methods are
+Hugging Face's ``IterableDataset`` iterates and shards ``PipelineExamples``, and asks it for its state. Its methods are
 those of the library's own sources of examples. It derives a source for each iteration, in this order: for an epoch other than
 0, ``shuffle_data_sources(generator)`` and then ``shift_rngs(epoch)``; for nodes and then for workers, ``shard_data_sources(n,
-j)``; and in a worker at last ``shift_rngs(worker)``. So the number of the epoch is the one that comes right after
-``shuffle_data_sources``.
+j)``; and in a worker at last ``shift_rngs(worker)``. So the number that follows ``shuffle_data_sources`` is that of the epoch.
 """
 
 from __future__ import annotations

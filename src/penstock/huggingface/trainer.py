@@ -1,10 +1,10 @@
 """``TrainerCallback``: transformers' ``Trainer`` on a loader, so that ``resume_from_checkpoint`` trains on the very next batch.
 
-The Trainer does not save the state of its dataloader. It counts steps and resumes by skipping as many batches of the epoch, for
-which it takes the dataloader apart: ``accelerate.skip_first_batches`` makes another one of its ``dataset``. So this dataset has
-the loader's state restored and then begins with as many placeholders as the Trainer is going to skip. To let it skip nothing,
-by ``ignore_data_skip``, would be simpler, but it then takes the rest of an epoch for a whole one: the logged epoch is wrong,
-and the last gradients of the epoch are not applied if they were not accumulated in full.
+The Trainer does not save the state of its dataloader. It counts steps and resumes by skipping as many batches of the epoch.
+For this it takes the dataloader apart: ``accelerate.skip_first_batches`` makes another dataloader of its ``dataset``. So this
+dataset has the loader's state restored, and then begins with as many placeholders as the Trainer is going to skip. With
+``ignore_data_skip`` the Trainer would skip nothing, which is simpler, but it then takes the rest of an epoch for a whole one:
+the logged epoch is wrong, and the last gradients of the epoch are not applied if they were not accumulated in full.
 """
 
 from __future__ import annotations

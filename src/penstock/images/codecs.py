@@ -1,4 +1,4 @@
-"""Decoders, which the content of a file selects: libjpeg-turbo for JPEG, OpenCV for PNG and WebP, Pillow for everything else.
+"""Decoders, selected by the content of a file: libjpeg-turbo for JPEG, OpenCV for PNG and WebP, Pillow for everything else.
 
 If a faster decoder rejects a picture, Pillow tries it again, and Pillow's error is the one that is raised. A slightly
 damaged JPEG (bytes between markers) therefore decodes as it does in other programs, and a truncated one does not. OpenCV

@@ -1,9 +1,9 @@
-"""Pictures as files again: decoded with their alpha, turned upright, resized, and encoded.
+"""Makes new picture files: decodes pictures with their alpha, turns them upright, resizes and encodes them.
 
-The loader wants pixels in colour and nothing else. A picture that becomes a file again keeps what people see of it: alpha
-stays if the new format has it and is otherwise laid over white, grey stays grey, and the EXIF orientation is applied, because
-the new file has no EXIF. Colour profiles and all other metadata are dropped. Pictures with more than 8 bits per channel and
-animations are refused, because a part of them would be lost silently.
+The loader needs only pixels in colour. A picture that becomes a file again keeps its appearance: alpha stays if the new format
+has it and is otherwise laid over white, grey stays grey, and the EXIF orientation is applied, because the new file has no EXIF.
+Colour profiles and all other metadata are dropped. Pictures with more than 8 bits per channel and animations are refused,
+because a part of them would be lost silently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Indexes of data sets, and manifests: see README.md in this folder.
 
-``lookup`` says what is known of shards, and ``build`` indexes the others. ``IndexBuilder`` indexes them as a by-product of a
-pass that is made anyway, ``Verifier`` compares ranges with their checksums, and ``SampleMap`` finds samples by number.
+``lookup`` finds the indexes of shards, and ``build`` indexes the other shards. ``IndexBuilder`` indexes shards as a by-product
+of a pass that is made anyway, ``Verifier`` compares ranges with their checksums, and ``SampleMap`` finds samples by number.
 """
 
 from typing import TYPE_CHECKING

@@ -4,7 +4,7 @@ One ``read_parts`` reads all shards in sequence. Its requests run ahead into the
 while one is parsed, and memory stays within the byte budget. The index of each finished shard is written at once, for the
 version that was read, so a build that was killed continues where it stopped.
 
-Indexes that other tools left beside the shards. They say where samples lie, so the shards need not be read.
+Other tools may have left indexes beside the shards. They say where samples lie, so the shards need not be read.
 
 | file | written by | what it holds |
 |---|---|---|

@@ -1,12 +1,12 @@
 """``DatasetIndex``: one file that describes every shard, so that a job starts with one read, not one per shard.
 
-What a pass over the shards learned about them is in one file, too, because a by-product must not cost one file per shard.
-It has counts and extents, but no checksums, keys or members: those would cost a first pass a tenth of its time, and
+A pass over the shards records its results in one file, too, because a by-product must not cost one file per shard. The file
+has counts and extents, but no checksums, keys or members: those would cost a first pass a tenth of its time, and
 ``penstock index`` collects them. These files lie in ``index_dir`` under ``passes/``, one for each rank or process, and each
-is written as a whole. A data set's index is what they and ``dataset.index`` say together.
+is written as a whole. They and ``dataset.index`` together are the data set's index.
 
 The file of a pass begins with a line of JSON, which has the length and the checksum of the table that follows. The table is
-a JSON list of rows, each with the position of its ``ShardIndex`` in the rest of the file. The rest are ``ShardIndex``es as
+a JSON list of rows, each with the offset of its ``ShardIndex`` in the rest of the file. The rest are ``ShardIndex``es as
 they are stored elsewhere, which have checksums of their own.
 """
 

@@ -1,7 +1,7 @@
-"""Where an index is stored: beside the shards, or in a directory of this machine; ``lookup``: what is known of shards.
+"""Where an index is stored: beside the shards, or in a directory of this machine; ``lookup`` finds the indexes of shards.
 
-Beside the shards, every host finds it, but writing it needs permission; its objects lie under ``.penstock/``, which no
-listing of shards includes. Otherwise it lies in ``index_dir``, in a folder named after the data set's URL and endpoint.
+Every host finds an index beside the shards, but writing it there needs permission; its objects lie under ``.penstock/``, which
+no listing of shards includes. Otherwise it lies in ``index_dir``, in a folder named after the data set's URL and endpoint.
 Both places have the same two kinds of files: ``dataset.index``, and ``shards/KEY.index`` for each shard. Files are replaced
 as a whole, so a reader sees either the old file or the new one.
 """

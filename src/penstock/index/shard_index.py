@@ -1,4 +1,4 @@
-"""``ShardIndex``: the position and checksum of each sample of one shard; ``Members``: where a tar's fields lie in them.
+"""``ShardIndex``: the extent and checksum of each sample of one shard; ``Members``: where a tar's fields lie in the samples.
 
 The *extents* of the samples tile the shard: sample i is the bytes ``[offsets[i], offsets[i + 1])``, and a parser that starts
 at its first byte yields that sample. Bytes that belong to no sample (a tar's directories, blank lines) are at the head of
@@ -9,8 +9,8 @@ differences in the largest common unit (512 bytes in a tar, so 2 bytes per sampl
 compressed: about 9 bytes per sample in total. Layout, byte for byte: docs/development/index-files.md.
 
 Members are stored only for shards whose samples all have the same fields in the same order, with headers of the same length, as
-usual writers of data sets make them; then only the wanted fields need to be read. The positions follow from the sizes: a member
-is its headers and its value, padded to a block, and the last one ends where its sample does.
+usual writers of data sets make them; then only the wanted fields need to be read. The offsets follow from the sizes: a member
+is its headers and its value, padded to a block, and the last member ends where its sample ends.
 """
 
 from __future__ import annotations

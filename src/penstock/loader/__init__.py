@@ -1,4 +1,4 @@
-"""Runs a pipeline: see README.md in this folder."""
+"""Runs a pipeline. See README.md in this folder."""
 
 from penstock.loader.loader import Loader
 from penstock.loader.options import LoaderArguments

@@ -1,4 +1,4 @@
-"""Opens an epoch: the one place that chooses what makes its batches and in which mode they are handed out."""
+"""Opens an epoch: the one place that chooses the backend of its batches and the mode in which they are handed out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``explain``: what a loader would do with a pipeline: its plan, requests and memory. ``warm_cache``: its data, read before."""
+"""``explain``: shows what a loader would do with a pipeline. ``warm_cache``: reads the data of a pipeline into a cache."""
 
 from __future__ import annotations
 

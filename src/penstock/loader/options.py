@@ -1,4 +1,4 @@
-"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds; and how batches are made by them.
+"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds; and how they determine batches.
 
 ``Loader`` documents the arguments, and takes its signature from ``LoaderOptions``.
 """

@@ -1,6 +1,6 @@
-"""Positions in an epoch: where reading continues, and which batches after that place were already handed out.
+"""Positions in an epoch: where reading continues, and which later batches were already handed out.
 
-These are plain values. Feeds and lanes make them, worker processes send them, and ``state.py`` writes them as JSON. Those
+These are plain values. Feeds and lanes make them, worker processes send them, and ``state.py`` writes them as JSON. Values
 that are made for each lane or each sample are tuples, which cost less to make and to pickle than dataclasses.
 """
 

@@ -1,4 +1,4 @@
-"""Looking at data by hand: ``peek`` gives the first samples of a pipeline, ``describe`` says what a batch holds."""
+"""Functions to inspect data: ``peek`` gives the first samples of a pipeline, ``describe`` says what a batch holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files that bodies land in: a store that is told so writes them there, with no memory of this process in between.
+"""Files that bodies land in: on request, a store writes bodies there, with no memory of this process in between.
 
-In memory of its own, a large object that becomes a file is written twice, and the memory is fresh: the first 500 MB of a
-process that reads with 64 requests of 8 MiB cost more time for clearing pages than for receiving.
+A large object that passes through memory on its way to a file is written twice, and the memory is fresh: for the first 500 MB
+of a process that reads with 64 requests of 8 MiB, clearing pages takes more time than receiving.
 """
 
 from __future__ import annotations

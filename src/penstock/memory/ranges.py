@@ -1,9 +1,9 @@
-"""Ranges of one object that lie near each other are read by one request.
+"""Merges near ranges of one object into one request.
 
 Reading the gap between two ranges costs bandwidth, and a second request costs a round trip. On one connection they break
 even at ``first_byte_s * bytes_per_s`` (``bench/coalesce.py`` measures both for a store); ``FetchConfig.gap_bytes_max``
-is that width. Where requests run side by side, the round trip of one is hidden behind the others, and only the work of
-sending it is left: ``REQUEST_COST_BYTES``.
+is that width. Where requests run in parallel, the round trip of one is hidden behind the others, and only the cost of
+sending a request is left: ``REQUEST_COST_BYTES``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read-only raw files of known size with a position, which is all that Python's buffered files need besides the bytes."""
+"""Read-only raw files of known size with a current offset, which is all that Python's buffered files need besides the bytes."""
 
 from __future__ import annotations
 

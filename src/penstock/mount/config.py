@@ -1,4 +1,4 @@
-"""What a mount is, so that the process that serves it can be told."""
+"""The configuration of a mount, which is sent to the process that serves it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ for the interpreter's lock, and a process that is killed while it waits for itse
 
 It receives a ``DaemonRequest`` on its standard input. Once the mount can be used or has failed, it answers on its standard
 output: a pickled pair of an error or None, and a warning or an empty text. With ``is_bound``, it ends when its standard input
-does: with the process that started it. A byte there (``HURRY``) ends it too, without a long wait for open files.
+ends, with the process that started it. A byte on standard input (``HURRY``) ends it too, without a long wait for open files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers the kernel's requests from the tree of names and the open files.
 
-A version of a file is a node of its own, so the size, the time and the pages that the kernel keeps for a node are right for as
-long as it refers to it. Only names have a lifetime: when it ends, the kernel looks the name up again and may get another node.
+Each version of a file is a node of its own, so the size, the time and the pages that the kernel keeps for a node are right as
+long as the kernel refers to it. Only names expire: then the kernel looks the name up again and may get another node.
 """
 
 from __future__ import annotations

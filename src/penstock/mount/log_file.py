@@ -1,6 +1,6 @@
-"""The log of the process that serves a mount: how it is written, and what its warnings say.
+"""The log of the process that serves a mount: writing it, and reading the warnings in it.
 
-A program that uses a mount hears of an error as a number only, such as "Input/output error". The object and the cause are in
+A program that uses a mount sees only the number of an error, such as "Input/output error". The object and the cause are in
 this log.
 """
 

@@ -1,7 +1,7 @@
-"""What the parts of a mount tell each other: nodes, their attributes, and the callbacks that receive them.
+"""The types that the parts of a mount exchange: nodes, their attributes, and the callbacks that receive them.
 
-Requests come from the kernel on one thread, which must not wait. Whatever takes time is begun there and ends on another thread,
-usually that of an engine's event loop, by a call of ``then`` or of a method of ``Reply``: exactly once, and quickly.
+Requests come from the kernel on one thread, which must not wait. Slow work is begun there and ends on another thread, usually
+that of an engine's event loop, by a call of ``then`` or of a method of ``Reply``: exactly once, and quickly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serves one mount in this process: makes its parts, answers the kernel, and takes everything down again."""
+"""Serves one mount in this process: makes its parts, answers the kernel, and closes the parts again."""
 
 from __future__ import annotations
 

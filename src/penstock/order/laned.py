@@ -1,4 +1,4 @@
-"""What all orders share: positions go round the lanes, each lane belongs to a rank, and numbers lie within their bounds."""
+"""The base of all orders: positions go round the lanes, each lane belongs to a rank, and numbers lie within their bounds."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pass.
 
 **Fewer shards than lanes.** Only lanes that get a shard count: L in all formulas above is ``lanes_count`` = min(lanes,
 shards). If L were the configured number of lanes, one shard and a window of 16 384 would give runs of 256 samples, the
-share of one of 64 lanes, 63 of which do not exist: almost no shuffling, without notice. L depends on the job alone, so
+share of one of 64 lanes, 63 of which do not exist: almost no shuffling, without notice. L depends only on the job, so
 all hosts agree on it.
 
 Three things need an index: balance (shards of different lengths give ranks different numbers of samples), exact

@@ -3,10 +3,10 @@
 Converting uses the code of packing and gives the same guarantees: a plan names every source shard and its version, a
 shard is finished when its index describes it, several shards are written at a time, and memory stays within one budget.
 
-Without `bytes_max`, each shard becomes one shard. With it, the sources are treated as one sequence of bytes that is cut by
-sizes alone: a new shard has the samples that begin in its piece, so the plan needs no look inside the sources. Shards
-that begin in the same source are written one after the other, while it is read once; the part of the next source that the
-last of them needs is read again for that source's own shards. Compressed sources are not cut.
+Without `bytes_max`, each shard becomes one shard. With it, the sources are treated as one sequence of bytes that is cut only by
+size: a new shard has the samples that begin in its piece, so the plan is made without reading the sources. Shards
+that begin in the same source are written one after the other, while it is read once. The last of them also needs a part of the
+next source, which is read again for that source's own shards. Compressed sources are not cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The destination of a packing: what is already stored there, who wrote it, and what is written beside the shards.
+"""The destination of a packing: the objects that are stored there, who wrote them, and the files beside the shards.
 
 The following objects lie under ``.penstock/`` beside the shards: the index (``penstock.index``); ``packed.manifest``,
 which lists the shards and the software versions that made them; ``pack/ID.plan`` for each packing, and ``pack/ID.done``

@@ -1,7 +1,7 @@
 """Plan entries: a source as a list of samples, with the objects that each consists of, their sizes and versions.
 
-Only listings, manifests and tables are read here. A plan is cut from the list, so the order of the list depends on the
-source alone: listings are in key order, tables and manifests in their own order.
+Only listings, manifests and tables are read here. A plan is cut from the list, so the order of the list depends only on the
+source: listings are in key order, tables and manifests in their own order.
 """
 
 from __future__ import annotations

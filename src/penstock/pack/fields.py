@@ -1,4 +1,4 @@
-"""Which fields are packed: ``image=png:pixels,label=cls:int`` takes ``image`` as ``png`` and ``label`` as ``cls``.
+"""Parses which fields are packed: ``image=png:pixels,label=cls:int`` takes ``image`` as ``png`` and ``label`` as ``cls``.
 
 The name to the left of ``=`` is the field's name in the source (a file's extension, a column, a key of a dict, a position
 in a tuple). The name to the right is the stored field's; without ``=`` the two are the same. A type may follow after ``:``

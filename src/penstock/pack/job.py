@@ -1,4 +1,4 @@
-"""``PackJob``: what packing and converting have in common. A plan is made, saved and executed, each in a step of its own."""
+"""``PackJob``: the common part of packing and converting. A plan is made, saved and executed, each in a step of its own."""
 
 from __future__ import annotations
 

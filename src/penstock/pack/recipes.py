@@ -1,4 +1,4 @@
-"""Recipes: how the shards of a plan are written, from objects or from the samples of other shards, and who hears of it.
+"""Recipes: how the shards of a plan are written, from objects or from the samples of other shards; and listeners for progress.
 
 A recipe pickles, so that threads of this process and workers on other machines follow the same one.
 """

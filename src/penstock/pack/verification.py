@@ -1,4 +1,4 @@
-"""Verification: every byte of every shard is read and compared with the index, and the index with the listing."""
+"""Verification: reads every byte of every shard and compares it with the index, and the index with the listing."""
 
 from __future__ import annotations
 

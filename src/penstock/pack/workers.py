@@ -1,6 +1,6 @@
-"""Carrying out a plan: how, and by threads of this process. ``penstock.pack.ray`` does it by tasks on a cluster.
+"""Carries out a plan by threads of this process. ``penstock.pack.ray`` does it by tasks on a cluster.
 
-A shard is written sequentially, so shards are what runs in parallel: while one waits for its last parts to be stored,
+A shard is written sequentially, so parallel work is divided by shards: while one waits for its last parts to be stored,
 others read. Each thread reads ahead and writes in order. If a thread fails, or on Ctrl-C, the others stop at their next
 sample, and the shards that they had open are dropped.
 """

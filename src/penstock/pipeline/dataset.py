@@ -1,7 +1,7 @@
 """``Dataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them.
 
 ``Pipeline.open`` opens a data set and a join may read another pipeline, but a layer never imports one that lies above it. So
-``penstock/__init__.py``, which Python runs before any other module of the package, assigns the two functions that do it.
+``penstock/__init__.py``, which Python runs before any other module of the package, assigns the two functions for this.
 """
 
 from __future__ import annotations

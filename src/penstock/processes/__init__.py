@@ -1,1 +1,1 @@
-"""Child processes: started, talked to, and ended with all that they started, whatever happens to them or to this process."""
+"""Starts child processes, talks to them, and ends them with all descendants, whatever happens to them or to this process."""

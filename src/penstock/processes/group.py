@@ -1,9 +1,9 @@
-"""A child process and all that it starts: they are one process group, which ends as a whole; and what they print.
+"""A child process and all its descendants: they are one process group, which ends as a whole; and the output of the group.
 
-The kernel can kill a process together with the one that started it, but not what that process has started itself: a program
+The kernel can kill a process together with its parent, but not the processes that the killed process has started: a program
 that a transform runs would stay for ever. So a process beside this one, the guard, ends the groups if this process is killed.
 A process that watches from within its own group could not remove the group's folder afterwards, and would be left as a zombie
-in a container in which this process is the first one.
+in a container whose first process is this one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ends process groups when the process that started them is gone: a program of its own, with the standard library alone.
+"""Ends process groups when the process that started them is gone: a program of its own, which needs only the standard library.
 
-It reads on the standard input which groups there are: a line of JSON with the number of a group, and the folder that belongs
-to it, or null when the group has ended. The end of the input means that the process that started them has ended, however that
-happened: the groups that are left are killed, and their folders are removed.
+It reads the groups from standard input: a line of JSON with the number of a group, and the folder that belongs to it, or null
+when the group has ended. The end of the input means that the process that started them has ended, however that happened. Then
+the remaining groups are killed, and their folders are removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker processes of one kind, on the event loop: calls wait in line for them, and those that end are replaced."""
+"""Worker processes of one kind, on the event loop: calls wait in line for them, and workers that end are replaced."""
 
 from __future__ import annotations
 

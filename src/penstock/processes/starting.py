@@ -2,7 +2,7 @@
 
 The threads of a Python process take turns at the interpreter. If they are on several processors, each turn wakes another
 processor up, and small requests spend more time on that than on their work. On one processor, a thread goes on until it waits.
-So a process of the gateway may stay on one processor; what it starts uses all of them.
+So a process of the gateway may stay on one processor; its child processes use all of them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a data set consists of: its shards or objects, in a fixed order. See README.md in this folder."""
+"""The shards or objects of a data set, in a fixed order. See README.md in this folder."""

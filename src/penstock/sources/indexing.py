@@ -1,4 +1,4 @@
-"""``penstock.build_index``: from the URLs of a pipeline to an index of its shards."""
+"""``penstock.build_index``: indexes the shards that the URLs of a pipeline name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Samples that are objects: each by itself, or groups with one stem (``ObjectSampleReader``), or what a function reads.
+"""Samples that are objects: single ones, or groups with one stem (``ObjectSampleReader``); and samples that a function reads.
 
-A user's function of a key is called side by side in threads, ahead of the consumer (``FunctionReader``).
+A user's function of a key is called in parallel in threads, ahead of the consumer (``FunctionReader``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an HTTP answer means: typed errors, ``ObjectInfo`` and spans, for the S3 store and the plain HTTP store."""
+"""Interprets HTTP answers: typed errors, ``ObjectInfo`` and spans, for the S3 store and the plain HTTP store."""
 
 from __future__ import annotations
 

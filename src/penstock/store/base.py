@@ -4,7 +4,7 @@ Cores (``S3Store``, ``LocalStore``, ``MemoryStore``, ...) and wrappers (``Retryi
 ``Traced``, the cache) are all stores: they implement ``submit`` and inherit the rest. A wrapper adds one behaviour and passes
 everything else on; ``connect()`` composes the default stack.
 
-The methods import what they are built on at their first call, so that a program that only reads does not import writing.
+The methods import their modules at the first call, so that a program that only reads does not import writing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One operation as one HTTP request: what the S3 store and the plain HTTP store have in common.
+"""One operation as one HTTP request: the common part of the S3 store and the plain HTTP store.
 
-The head of an answer is compared with the request before any of its body is taken. The end of an exchange, well or not,
-becomes a ``Completion``.
+The head of an answer is compared with the request before any of its body is taken. The end of an exchange, with or without an
+error, becomes a ``Completion``.
 """
 
 from __future__ import annotations

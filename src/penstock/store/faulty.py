@@ -1,4 +1,4 @@
-"""``Faulty``: a store that fails on purpose, the same way every time, to test what is built on a store."""
+"""``Faulty``: a store that fails on purpose, the same way every time, to test code that uses a store."""
 
 from __future__ import annotations
 

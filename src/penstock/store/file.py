@@ -11,11 +11,11 @@ what to fetch. There are two ways:
   ``FetchConfig.gap_bytes_max`` reads through the gap instead, as merging would.
 
 Opening a file sends one GET, which pins the version and brings the first 64 KiB. A missing object is therefore an error at
-``open``, and no read ever mixes versions. If the store sends no ranges of the object, opening it reads it whole, and holds it.
+``open``, and no read ever mixes versions. If the store sends no ranges of the object, ``open`` reads and holds all of it.
 
 An answer to a range has no checksum. A file whose bytes arrive in order from the first to the last, by whatever reads, is
 compared with the checksum of the object (``_WholeCheck``). The first 64 KiB are kept and padding of up to 64 KiB is read, so
-that ``torch.load``, which goes to the end first and passes over padding, is such a reader.
+this includes ``torch.load``, which goes to the end first and passes over padding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``FsspecStore``: any file system that fsspec knows, as a store: ``gs://``, ``az://``, ``hf://``, ``sftp://``, ...
 
 Only this module imports fsspec (extra ``penstock-data[fsspec]``), when such a store is made. Its blocking calls run on a
-bounded pool of threads. Some promises are weaker than those of other stores:
+bounded pool of threads. Some guarantees are weaker than those of other stores:
 
 - *A version is pinned* by the ETag, checksum or version that the file system reports, or else by size and modification time.
 - *Objects are written* whole, by ``pipe_file``, and become visible when the file system makes them so. ``if_absent`` looks

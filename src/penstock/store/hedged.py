@@ -4,9 +4,9 @@ Object stores have long tails: one request in a hundred takes many times the med
 waits for its slowest sample. A second request usually reaches another server. Only GET and HEAD are hedged, each at most
 once, and a token bucket bounds the extra load to 5%. Source: Dean and Barroso, "The Tail at Scale", CACM 56 (2013).
 
-If the caller named the landing beforehand, the first request writes there, and the second one has a buffer of its own. The
-first request to answer wins, and the other one is cancelled. The operation ends only when both have, so that no late byte is
-ever written into a buffer that was passed on. If the second request won, its body is then copied to the landing.
+If the caller named the landing beforehand, the first request writes there, and the second has a buffer of its own. The
+request that answers first wins, and the other is cancelled. The operation ends only when both have ended, so that no late byte
+is ever written into a buffer that was passed on. If the second request won, its body is then copied to the landing.
 """
 
 from __future__ import annotations

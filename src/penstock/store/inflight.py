@@ -1,4 +1,4 @@
-"""Operations in flight, and a thread that waits for their ends: for one, or for many together."""
+"""Operations in flight, and a thread that waits for the end of one operation or of many."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Listing in key order, in parallel if that pays.
 
 A store returns 1 000 keys per request, and with them the token for the next page, so one round trip would follow another.
-Below sub-prefixes that can be avoided: a page that ends inside a sub-prefix shows that there are some, a page with delimiter
-``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time. In flat prefixes, the key
-space is cut where the next pages probably begin (``pages``), and its parts are listed at once.
+Sub-prefixes help: a page that ends inside a sub-prefix shows that there are some, a page with delimiter
+``/`` finds up to 1 000 of them, and each is listed like the whole, 64 requests at a time. In flat prefixes, the key
+space is cut where the next pages probably begin (``pages``), and its parts are listed in parallel.
 
 Splitting pays only if sub-prefixes hold many keys: with one key in each, it would cost 1 000 requests where one is enough. So
-a prefix is split only if its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and if the sub-prefixes that
-are then found are smaller, the rest is listed flat again.
+a prefix is split only if its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix. If the sub-prefixes turn out to
+be smaller, the rest is listed flat again.
 
 A listing is a sequence of segments in key order. A segment holds keys that have arrived, or is a part of the key space that
 is still to be listed; an answer replaces its segment by finer ones. The consumer takes keys from the front. Segments near the

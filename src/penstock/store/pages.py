@@ -2,8 +2,8 @@
 
 Names that programs give are numbers in some alphabet: counters padded with zeros, times, hashes. A page shows the alphabet,
 where in the key the number is, and how many of its values a page covers; each of the next pages then begins that many values
-further on. The guess is exact for counters and right on average for hashes. For other names it is wrong, which costs requests
-and nothing else, because a listing may be cut anywhere.
+further on. The guess is exact for counters and right on average for hashes. For other names it is wrong, which only costs
+requests, because a listing may be cut anywhere.
 """
 
 from __future__ import annotations

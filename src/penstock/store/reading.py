@@ -1,7 +1,7 @@
-"""``read``, ``read_many`` and ``read_parts``: what ``fetch`` delivers becomes blobs and chunks, checked against checksums.
+"""``read``, ``read_many`` and ``read_parts``: turn the bytes from ``fetch`` into blobs and parts, and compare checksums.
 
-``read_into`` has bodies land in the caller's memory, with nothing in between, many ranges at a time. Whoever loads tensors has
-their memory already: a read that returned memory of its own would need a copy and, for a moment, twice the memory.
+``read_into`` has the bodies of many ranges land directly in the caller's memory. A program that loads tensors already has
+memory for them: a read that returned other memory would need a copy and, for a moment, twice the memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``S3Store``: the operations of ``types.py`` as S3 requests over the transport, one attempt each.
 
-Retries, hedges and limits are wrappers. This module has what only S3 knows: which request an operation is, how an answer is
-read, and which answers say how the request should have been sent (another region, another time, fresh keys).
+Retries, hedges and limits are wrappers. This module has the parts that are specific to S3: which request an operation is, how
+an answer is read, and which answers correct the request (another region, another time, fresh keys).
 """
 
 from __future__ import annotations

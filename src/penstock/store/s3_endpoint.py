@@ -1,9 +1,9 @@
-"""Where a bucket is: endpoint, region, addressing, and the store's clock; answers of the store correct it.
+"""The location of a bucket: endpoint, region, addressing, and the store's clock; answers of the store correct it.
 
 Amazon's hosts are ``bucket.s3.region.amazonaws.com``. A bucket whose name has dots, or cannot be a host name, is addressed by
 path, because the certificate would not match. Other endpoints are addressed by path by default, because most have no
 wildcard DNS. An Object Lambda access point at another endpoint is ``name-account.endpoint``, as boto3 addresses it; at an IP
-address, at ``localhost``, or with path addressing it is ``endpoint/name``, which boto3 cannot send and the gateway takes.
+address, at ``localhost``, or with path addressing it is ``endpoint/name``, which boto3 cannot send but the gateway accepts.
 Source: S3 user guide, "Virtual hosting", "Access point ARNs"; tried on ministack and Ceph RGW, and compared with boto3.
 """
 

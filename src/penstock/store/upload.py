@@ -1,6 +1,6 @@
 """Multipart uploads, and ``write``, which stores an object of any size from memory.
 
-What an upload has sent becomes visible by ``commit()`` and by nothing else.
+Only ``commit()`` makes the parts of an upload visible.
 """
 
 from __future__ import annotations

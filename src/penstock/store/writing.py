@@ -1,8 +1,8 @@
 """Writing: whole objects, streams of any size, deleting, copying.
 
 An object becomes visible when all of it is stored and its writer is closed without an error. An exception in ``with``,
-``abort()``, a dropped writer and the end of the process all drop what was sent. The destructor of ``io.IOBase`` would close
-a half-written object, and so commit it; ``Writer`` replaces that destructor.
+``abort()``, a dropped writer and the end of the process all drop the bytes that were sent. The destructor of ``io.IOBase``
+would close a half-written object, and so commit it; ``Writer`` replaces that destructor.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What penstock needs of Python, the kernel and libcurl: locks, forks, private directories, lazy imports, tracebacks."""
+"""Helpers for Python, the kernel and libcurl: locks, forks, private directories, lazy imports, tracebacks."""

@@ -1,4 +1,4 @@
-"""Imports: names of a package whose modules are imported at first use, and packages that may not be installed."""
+"""Lazy imports: names of a package whose modules are imported at first use, and packages that may not be installed."""
 
 from __future__ import annotations
 

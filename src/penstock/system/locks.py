@@ -1,6 +1,6 @@
-"""Locks on files, with which processes keep out of each other's way.
+"""Locks on files, by which processes exclude each other.
 
-The kernel releases all of them when their holder ends, in whatever way it ends. The three kinds differ in who the holder is:
+The kernel releases every lock when its holder ends, in whatever way it ends. The three kinds differ in who the holder is:
 
 * A *range lock* (``F_OFD_SETLK``) belongs to an open file: all threads that use the descriptor share it, and so does a child
   that inherited the descriptor. It covers a range of bytes, which need not exist in the file.

@@ -3,10 +3,10 @@
 No other part of penstock imports TensorFlow. Whole batches are passed to it at a time.
 
 ``LoaderCheckpoint`` lets ``model.fit`` on a loader resume at the very next batch after it was killed. Keras saves neither the
-position in the data nor the metrics of an epoch, and it begins an epoch that was interrupted again. This callback puts an
+position in the data nor the metrics of an epoch, and it begins an interrupted epoch again. This callback puts an
 object into the model that is saved and loaded with it, so the position is in the very file that has the weights, whichever
-callback writes it and whenever the process is killed. tf.data reads ahead of the training, so the position is the one after as
-many batches as were trained, not the loader's.
+callback writes it and whenever the process is killed. tf.data reads ahead of the training, so the saved position is not that
+of the loader, but the position after the batches that were trained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote: whatever is wrong with it is a ``ValueError``.
+"""JSON that somebody else wrote: every defect in it is a ``ValueError``.
 
-``json.loads`` raises ``RecursionError`` for text of many brackets, which a caller that expects ``ValueError`` lets through. A
-number of more digits than Python converts is a ``ValueError`` already.
+``json.loads`` raises ``RecursionError`` for text of many brackets, which a caller that expects ``ValueError`` would not catch.
+A number of more digits than Python converts is a ``ValueError`` already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moving batches to the device: copies that run ahead on their own stream, and normalization of images on the device."""
+"""Moves batches to the device: copies them ahead on a stream of their own, and normalizes images on the device."""
 
 from __future__ import annotations
 

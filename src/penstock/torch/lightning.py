@@ -1,9 +1,9 @@
-"""Which of Lightning's loops calls a dataloader, and the state that it read from a checkpoint and did not restore.
+"""Finds which of Lightning's loops calls a dataloader, and the state that the loop read from a checkpoint and did not restore.
 
 ``trainer.fit`` saves the states of its dataloaders, but restores them only inside an epoch. It does not restore them at the end
-of an epoch, where ``ModelCheckpoint`` saves by default, nor if ``configure_optimizers`` has asked for
+of an epoch, where ``ModelCheckpoint`` saves by default, nor if ``configure_optimizers`` has used
 ``trainer.estimated_stepping_batches``. The loop keeps such states, though. And it does not tell a dataloader whether it trains
-or validates. So this looks for the loop among the functions that call. No other file knows names that are private to Lightning.
+or validates. So this module looks for the loop on the call stack. No other file knows names that are private to Lightning.
 """
 
 from __future__ import annotations

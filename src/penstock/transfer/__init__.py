@@ -1,4 +1,4 @@
-"""Moving objects between stores and files: see README.md in this folder."""
+"""Moves objects between stores and files. See README.md in this folder."""
 
 from penstock.transfer.download import ETAG_ATTRIBUTE, Decoder, Download, FileReceiver, is_downloaded
 from penstock.transfer.moving import (

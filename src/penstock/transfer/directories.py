@@ -1,8 +1,8 @@
-"""Directories that frameworks save: uploaded and downloaded so that a reader finds all of a directory, or no model in it.
+"""Uploads and downloads directories that frameworks save, so that a reader finds all of a directory, or no model in it.
 
-Hugging Face's ``save_pretrained``, TensorFlow's and Orbax's checkpoints are directories of many files, of which one or two say
-what the others are, such as ``config.json``. Those are removed from the target first and written last, so a transfer that was
-killed leaves nothing that could be loaded in part, or mixed with the files of an earlier model.
+Hugging Face's ``save_pretrained``, TensorFlow's and Orbax's checkpoints are directories of many files, of which one or two name
+the others, such as ``config.json``. These are removed from the target first and written last, so a killed transfer leaves
+nothing that could be loaded in part, or mixed with the files of an earlier model.
 """
 
 from __future__ import annotations

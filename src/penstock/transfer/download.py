@@ -1,9 +1,9 @@
-"""Downloaded files: never visible in part, and recognised by the next run; ``FileReceiver`` writes objects to them.
+"""Downloaded files: never partly visible, and recognised by the next run; ``FileReceiver`` writes objects to them.
 
 A file is written under a temporary name beside its target, and renamed when it is complete. It gets the object's modification
 time, and the ETag as an extended attribute if the file system has attributes; the next run recognises it by size, time and
-ETag. The temporary name is derived from the target's, and the temporary file is locked. So a later run replaces what a
-killed one left, and two runs never write the same file.
+ETag. The temporary name is derived from the target's, and the temporary file is locked. So a later run replaces the temporary
+file of a killed run, and two runs never write the same file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Moving objects: one ordered stream of parts comes in; files, or objects of another store, go out.
+"""Moves objects: turns one ordered stream of parts into files, or into objects of another store.
 
-Everything happens in the calling thread. Only requests run in parallel, those of the store's read-ahead and up to
-``PUTS_MAX`` writes, so Ctrl-C arrives in one place, and ``finally`` is enough to clean up.
+Everything happens in the calling thread. Only requests run in parallel: those of the store's read-ahead and up to
+``PUTS_MAX`` writes. So Ctrl-C arrives in one place, and ``finally`` is enough to clean up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain HTTP connections, the origins that they lead to, and how a connection is made.
 
-An origin is a host and port with its addresses, its proxy and its idle connections. A name is looked up, and one address tried
-after the other within the deadline.
+An origin is a host and port with its addresses, its proxy and its idle connections. Its name is looked up, and its addresses
+are tried one after the other within the deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""libcurl as a carrier, for TLS, proxies, redirects, and requests with a body. Every option of libcurl is set here.
+"""Carries requests by libcurl: those with TLS, proxies, redirects or a body. Every option of libcurl is set here.
 
 ``CurlPool`` is libcurl's side of one event loop: its multi handle, and the easy handles that are kept for the next GET. Sockets
 stay registered with epoll when a transfer ends, because a kept-alive connection would soon be registered again; that saves two

@@ -1,4 +1,4 @@
-"""One HTTP exchange: the request, the answer with its head, and where its body goes, whatever carries it.
+"""One HTTP exchange, over either pool: the request, the answer with its head, and where its body goes.
 
 ``plain.py`` carries plain GETs and HEADs, ``curl.py`` everything else.
 """

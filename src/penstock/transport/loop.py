@@ -4,8 +4,8 @@ Submissions arrive in a deque, and an eventfd is written only while the loop sle
 watchdog checks all transfers twice a second, which is cheaper than libcurl's speed check per transfer, and tells a late first
 byte from a stalled body.
 
-A part of the process that also waits for a descriptor can have it watched here, so that its work and that of the requests that
-it sends take place on one thread: threads of one interpreter that wake each other up lose more time than they gain.
+Another part of the process can have a descriptor watched here, so that its work and the work of its requests run on one
+thread: threads of one interpreter that wake each other up lose more time than they gain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plain HTTP GETs and HEADs over penstock's own sockets: nearly all that a job reads from a store in its own network.
+"""Plain HTTP GETs and HEADs over penstock's own sockets: a job in the network of its store sends hardly any other requests.
 
 libcurl copies a body into its buffer and again into the landing, and calls Python for every header line and every 16 KiB.
 Here the kernel writes a body straight to its landing: 15 µs of Python per request instead of 60, and half of the CPU for large
-bodies (docs/development/measurements.md). libcurl carries TLS, proxies, redirects and everything that writes; it is
-better at them, and over TLS no slower.
+bodies (docs/development/measurements.md). libcurl carries TLS, proxies, redirects and everything that writes: it supports
+them better, and over TLS it is no slower.
 
 A connection is always in one stage, ``on_ready``: connecting, sending, waiting for the head, receiving one of three kinds of
 body, or idle. It stays registered with epoll for input as long as it lives; an idle one becomes readable if the server closes

@@ -2,8 +2,8 @@
 
 Sources: Amazon S3 API reference, "Signature Calculations" and "Authenticating requests: using query parameters".
 
-libcurl can sign too, but derives the day's key each time, which takes 15 to 18 µs per request. Here everything that stays the
-same for a second is kept, so that signing takes 6 µs (bench/small_objects.py shows it).
+libcurl can sign too, but derives the day's key each time, which takes 15 to 18 µs per request. This module keeps all values
+that stay the same for a second, so signing takes 6 µs (bench/small_objects.py shows it).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What WebDataset calls to open URLs: the handler of a scheme, the two stages that open a sequence of shards, and uploads.
+"""Opens URLs for WebDataset: the handler of a scheme, the two stages that open a sequence of shards, and uploads.
 
-A handler of ``gopen`` receives one URL at a time, and cannot know which one follows. The stages receive the iterator of
+A handler of ``gopen`` receives one URL at a time, and cannot know the next one. The stages receive the iterator of
 URLs, so they can read ahead past the end of a shard; for URLs of other schemes they call WebDataset's own stages.
 """
 

@@ -1,9 +1,9 @@
 """Shards as streams, one after the other; the next ones are requested while one is read.
 
-``ShardStreams`` reads all of a sequence of URLs by one ``Store.read_parts``, so requests stay in flight over the ends of
-shards, and the number of requests that paid for one shard is there for the next one. WebDataset takes the next stream when
-it has finished with the one before, but nothing forces a program to: a stream that is not at its end when the next one is
-taken goes on by a reader of its own, from where it was, if it is ever read again.
+``ShardStreams`` reads a whole sequence of URLs by one ``Store.read_parts``, so requests stay in flight over the ends of
+shards, and the next shard starts with the number of requests that the previous shard reached. WebDataset takes the next stream
+when it has finished with the previous one, but a program need not: if a stream that is not at its end is read after the next
+one was taken, it continues from its offset by a reader of its own.
 
 Errors belong to the shard that is being opened or read. They end the read-ahead, which begins again with the shard after it.
 """

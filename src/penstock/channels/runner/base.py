@@ -1,6 +1,6 @@
-"""The base directory of a run: made, locked, and cleaned of what a killed run left.
+"""The base directory of a run: it is created and locked, and files of a killed run are removed from it.
 
-All processes of a run inherit its mark, a variable of the environment, by which those are found that nobody adopted.
+All processes of a run inherit its mark, a variable of the environment, by which orphaned processes are found.
 """
 
 from __future__ import annotations

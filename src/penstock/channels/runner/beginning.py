@@ -1,4 +1,4 @@
-"""The stores of a run, and its channels, which begin several at a time: each waits for its store most of the time."""
+"""The stores of a run, and its channels, several of which begin together, because each mostly waits for its store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be run: the program, its channels, hyperparameters and hosts, and where its results go."""
+"""The definition of a run: the program, its channels, hyperparameters and hosts, and the URLs of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals to the runner while no program runs: they end the run, but never what must not be left half-done."""
+"""Signals to the runner while no program runs: they end the run, but never interrupt steps that must be completed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that starts another one, adopts whatever that leaves, and ends all of it when its own parent is gone.
+"""A program that starts another one, adopts the orphaned processes of that program, and ends all when its own parent is gone.
 
 It runs by ``python -I -S supervisor.py SETTINGS`` and imports the standard library only, so that it starts in milliseconds and
 holds little memory. SETTINGS is JSON: ``command``, ``control_fd``, ``status_fd``, ``stop_s``, ``base`` and ``is_private``.

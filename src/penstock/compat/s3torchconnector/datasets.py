@@ -2,8 +2,8 @@
 
 A reader that requests its object only when it is read waits some 30 ms for each object, however fast the network is. Whether
 a reader will be read is unknown before it is handed out, so objects are read ahead until readers are dropped unread:
-``UNREAD_MAX`` of them in a row end the read-ahead, and as many in a row that were read begin it again. A program that only
-looks at keys therefore pays for what was in flight until then.
+``UNREAD_MAX`` unread ones in a row end the read-ahead, and as many read ones in a row begin it again. A program that only
+looks at keys therefore pays for the requests in flight until then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One object before it is opened: what is known of it, its first part if it was read ahead, and the ways to open it."""
+"""One object before it is opened: its known size and version, its first part if it was read ahead, and the ways to open it."""
 
 from __future__ import annotations
 

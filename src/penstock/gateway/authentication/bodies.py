@@ -1,4 +1,4 @@
-"""Bodies of requests: decoded, and compared with every hash and checksum that came with them.
+"""Decodes the bodies of requests, and compares them with every hash and checksum that came with them.
 
 The last piece of a body is handed out only when everything has been compared, so that a reader who counts bytes cannot take
 a damaged body for a whole one.

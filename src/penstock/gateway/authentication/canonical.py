@@ -1,9 +1,9 @@
 """Canonical requests: the one text that client and server hash for a signature, whichever way the client encoded the request.
 
 Clients differ in what they send: ``~`` as ``%7E``, lower-case hexadecimal digits, ``+`` for a space, ``?uploads`` without an
-equals sign. S3 therefore decodes path and query, and encodes them again by one rule. A few clients sign what they send as it
-is; for these, the characters as sent are the second form that is tried. That is safe, because both forms name the request
-completely: a client that signed either form meant the object that its decoded path names.
+equals sign. S3 therefore decodes path and query, and encodes them again by one rule. A few clients sign the characters as
+they send them; for these clients, the characters as sent are tried as a second form. That is safe, because both forms name the
+request completely: a client that signed either form meant the object that its decoded path names.
 
 Source: Amazon S3 API reference, "Signature Calculations", "Task 1: create a canonical request".
 """

@@ -1,7 +1,7 @@
 r"""Decodes ``aws-chunked`` bodies piece by piece, wherever the pieces are cut, and checks the signatures of the chunks.
 
-A chunk is ``SIZE[;chunk-signature=SIGNATURE]\r\nDATA\r\n``; after the one of size 0 come trailers and an empty line. Everything
-but the data itself is bounded. Each signature covers the one before it, so chunks cannot be left out, repeated or exchanged.
+A chunk is ``SIZE[;chunk-signature=SIGNATURE]\r\nDATA\r\n``; after the chunk of size 0 come trailers and an empty line. All
+except the data itself is bounded. Each signature covers the previous one, so chunks cannot be left out, repeated or exchanged.
 
 Source: Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks", with and without trailers.
 """

@@ -1,4 +1,4 @@
-"""Access keys: who may sign requests, and what each key permits; URLs that one of them signs.
+"""Access keys: who may sign requests, and what each key permits; URLs that are signed with a key.
 
 A set of keys never changes; reloading makes a new set.
 """

@@ -1,9 +1,9 @@
 """Presigned URLs of Signature Version 2: ``AWSAccessKeyId``, ``Expires`` and ``Signature`` in the query.
 
-boto3 makes them by default for endpoints of its users in ``us-east-1``. Their signature covers the method, the path, the time
-until which they are valid, headers that begin with ``x-amz-``, and those parameters of the query that ``SIGNED_PARAMETERS``
-names. It covers neither the host nor any other parameter. Therefore the bucket of the host name is part of the text that
-is compared, and only parameters of listings may be sent unsigned.
+boto3 makes them by default for custom endpoints in ``us-east-1``. Their signature covers the method, the path, the expiry
+time, headers that begin with ``x-amz-``, and the query parameters in ``SIGNED_PARAMETERS``. It covers neither the host nor any
+other parameter. Therefore the bucket of the host name is part of the text that is compared, and only parameters of listings
+may be sent unsigned.
 
 Source: Amazon S3 developer guide, "Signing and authenticating REST requests".
 """

@@ -1,9 +1,9 @@
-"""Runs a Lambda handler in an interpreter of its own. The only file of penstock that this interpreter sees.
+"""Runs a Lambda handler in an interpreter of its own. That interpreter sees no other file of penstock.
 
-It uses the standard library of Python 3.7 alone, because the handler's interpreter may be old and has none of penstock's
-dependencies. The gateway starts it with one connected socket, whose descriptor is the first argument. Over this socket both
+This module uses only the standard library of Python 3.7, because the handler's interpreter may be old and has none of
+penstock's dependencies. The gateway starts it with one connected socket, whose descriptor is the first argument. Over it, both
 sides send frames: the length as 4 bytes, big-endian, then JSON. The first frame from the gateway holds the settings; it is
-answered by ``{"ready": true}`` or ``{"failed": ...}``. Each further one is an event, which ``{"returned": ...}`` or
+answered by ``{"ready": true}`` or ``{"failed": ...}``. Each further frame is an event, which ``{"returned": ...}`` or
 ``{"failed": ...}`` answers. The end of the stream ends the process. Output and log messages are ordinary output of the process.
 """
 

@@ -1,7 +1,7 @@
-"""What handlers and webhooks see of a request, the events in which they see it, and the arguments by which results differ.
+"""The parts of a request that handlers and webhooks see, the events that hold them, and the arguments by which results differ.
 
-`seen_request` leaves out what a result does not depend on. Events are made of what it returns, and arguments name all of that:
-two requests share a result only if the handler cannot tell them apart.
+`seen_request` leaves out everything that a result does not depend on. Events and arguments are both made of all that it
+returns, so two requests share a result only if the handler cannot tell them apart.
 
 Source: the user guide of S3 Object Lambda, "Event context format and usage".
 """

@@ -1,4 +1,4 @@
-"""CloudFormation templates: YAML with tags such as ``!Ref``, and what they refer to."""
+"""CloudFormation templates: YAML with tags such as ``!Ref``, which are resolved here."""
 
 from __future__ import annotations
 

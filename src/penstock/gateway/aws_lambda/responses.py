@@ -1,6 +1,6 @@
 """``WriteGetObjectResponse``: a handler sends its answer to the gateway, which streams it into the result that waits for it.
 
-Each answer that is expected has a route, a token that is valid once, and a writer that takes the body. Handlers reach the
+Each expected answer has a route, a token that is valid once, and a writer that takes the body. Handlers reach the
 internal endpoint of the gateway process that started them, with a key that is valid for nothing else.
 """
 

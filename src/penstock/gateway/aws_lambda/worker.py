@@ -1,4 +1,4 @@
-"""Processes that run a Lambda handler: each is started once, and then answers one event at a time; calls wait for one."""
+"""Processes that run a Lambda handler: each is started once and answers one event at a time; calls wait for a free process."""
 
 from __future__ import annotations
 

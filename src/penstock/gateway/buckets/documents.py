@@ -1,4 +1,4 @@
-"""XML documents, in both directions: operations that write, attributes of an object, settings that nobody made. Pure."""
+"""XML documents, in both directions: operations that write, attributes of an object, settings that do not exist. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An S3 upstream gets the client's own requests: with the upstream's names, signed with its keys by its store.
+"""Forwards the client's own requests to an S3 upstream: with the upstream's names, signed with its keys by its store.
 
-The names of bucket and keys differ on the two sides: the gateway's bucket is a bucket or a prefix of the upstream. Whatever
-names them is translated: the URL, the query, the source of a copy, and elements of documents.
+The names of bucket and keys differ on the two sides: the gateway's bucket is a bucket or a prefix of the upstream. All places
+with such names are translated: the URL, the query, the source of a copy, and elements of documents.
 
 A body is streamed and never held, unless it is small. Over TLS, and for bodies in chunks, it is sent without a hash of its own
 (``UNSIGNED-PAYLOAD``); over plain HTTP the client's own SHA-256, if it sent one, is signed again. A checksum in the client's

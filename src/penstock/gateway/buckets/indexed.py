@@ -2,7 +2,7 @@
 
 A ``Loader`` looks for ``PREFIX.penstock/dataset.index`` and ``PREFIX.penstock/shards/KEY.index``
 (docs/development/index-files.md). An access point has these objects for every prefix. They describe its results, and no listing
-shows them. Each index is a result itself: it is made once from the results that it describes, kept as they are, and found by an
+shows them. Each index is a result itself: it is made once from the results that it describes, kept like them, and found by an
 ETag that is computed from theirs.
 
 A result without samples has an empty index, which clients see as a missing object. It is kept as well, so the result is read

@@ -1,9 +1,9 @@
-"""What is known about a store's objects without asking it: their heads, and the bytes of those that are read often.
+"""Heads of a store's objects, and the bytes of objects that are read often, without a request to the store.
 
-The cache of a store knows objects so well that an event loop may use them at once. The page cache has the bytes of small ones,
-but opening a file, copying 100 KB out of it and closing it again take a third of the CPU time of a GET. So those that are read
-again and again stay in the memory of this process. An object is read from the cache's directory again once a minute, so the
-directory still sees that it is in use.
+An event loop may use the heads in a store's cache immediately. The page cache has the bytes of small objects, but opening a
+file, copying 100 KB out of it and closing it again take a third of the CPU time of a GET. So objects that are read repeatedly
+stay in the memory of this process. Such an object is read from the cache's directory again once a minute, so that its entry
+there counts as recently used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sizes of results in listings. Clients take them for the truth: they read as many bytes as the listing says.
+"""Sizes of results in listings. Clients rely on them: they read as many bytes as the listing says.
 
-A size is known if the result is kept, or if its transform computes it beforehand. For the others the access point says what
-happens.
+A size is known if the result is stored, or if its transform computes the size beforehand. For other results, a setting of the
+access point decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operations of S3 beyond reading and listing, each by its name, and the one answer for those that a bucket lacks.
 
-A bucket has one ``BucketOperations``: what its store can do are methods, named as in S3's API. ``ReadOnlyOperations`` is that
-of a bucket that changes nothing.
+A bucket has one ``BucketOperations``, with a method for each operation of its store, named as in S3's API. A bucket that
+cannot be written has ``ReadOnlyOperations``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What headers and queries of requests that write say: the object that is written, ranges of copies, conditions, tags. Pure."""
+"""Parses headers and queries of requests that write: the object that is written, ranges of copies, conditions, tags. Pure."""
 
 from __future__ import annotations
 

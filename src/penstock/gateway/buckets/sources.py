@@ -1,4 +1,4 @@
-"""Sources of transforms: an object of a bucket as one, and the keys of results and of their sources."""
+"""Sources of transforms: an object of a bucket as a source, and the keys of results and of their sources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests that write become operations of a store: of S3 its own requests, of any other store what all stores can do.
+"""Turns requests that write into operations of a store: for S3 the client's requests, for others the methods of ``Store``.
 
 Stores other than S3 (memory, a prefix of files, fsspec) keep bytes and no headers, so content headers, user metadata and tags
-are not kept. What a store cannot do at all is refused.
+are not kept. Requests that a store cannot carry out at all are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations on a store, awaited on the event loop. Nothing here blocks, and no thread waits."""
+"""Submits operations to a store, and awaits them on the event loop. Nothing here blocks, and no thread waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``UpstreamBucket``: the objects of a store as they are, through the node's cache if the store has one.
 
-The envelope of a read, beyond what the store itself needs: no copy of a byte, one wake-up of the event loop for a body of one
-part, and one call on a thread for each part of a longer one. While a client takes a part, no thread waits for it.
+Beyond the costs of the store itself, a read copies no byte, wakes the event loop once for a body of one part, and makes one
+call on a thread for each part of a longer body. While a client takes a part, no thread waits for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers and a record of each request; the log of records, as lines or as JSON, has no secret and no signature in it."""
+"""Counters and a record of each request; the log writes records as lines or as JSON, without secrets and signatures."""
 
 from __future__ import annotations
 

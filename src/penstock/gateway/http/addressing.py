@@ -1,4 +1,4 @@
-"""What a request names: bucket and key in its host name, its path or an ARN, parameters of its query, headers. Pure."""
+"""Finds what a request names: bucket and key in its host name, its path or an ARN, parameters of its query, headers. Pure."""
 
 from __future__ import annotations
 

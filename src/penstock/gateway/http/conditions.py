@@ -1,4 +1,4 @@
-"""What a request says about the version and the bytes that it wants: conditions, ranges and part numbers. Pure."""
+"""Conditions, ranges and part numbers: the version and the bytes that a request asks for. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Connections of clients: how many there are, how long a head may take to arrive, and who is too slow.
+"""Connections of clients: limits on their number and on the time of a head, and disconnecting slow clients.
 
-aiohttp closes connections on which nothing arrives between two requests. Two things are added here: a head must be complete a
-limited time after its first byte, and a ``Sweeper`` looks at all exchanges from time to time, and breaks off those whose client
+aiohttp closes connections on which nothing arrives between two requests. This module adds two rules: a head must be complete
+a limited time after its first byte, and a ``Sweeper`` checks all exchanges from time to time, and breaks off those whose client
 takes or sends too little. The sweeper costs a request nothing; a timer for each write would cost 5 µs.
 """
 

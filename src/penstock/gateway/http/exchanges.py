@@ -1,7 +1,7 @@
-"""One request of a client and its answer: its body, what the sweeper and the log see of it, and how it is sent or refused.
+"""One request of a client and its answer: the body, facts for the sweeper and the log, and how the answer is sent or refused.
 
 Head and body of an answer go to the transport together, and no byte of the body is copied. aiohttp's own response sends the
-head by a system call of its own, or copies the body behind it. With signed GETs of 100 KB from the page cache that cost a
+head by a system call of its own, or copies the body behind it. With signed GETs of 100 KB from the page cache, this cost a
 fifth of the requests per second.
 """
 

@@ -1,4 +1,4 @@
-"""``Front``: accepts connections, verifies requests, has them answered, and logs them."""
+"""``Front``: accepts connections, verifies requests, passes them to buckets, and logs them."""
 
 from __future__ import annotations
 

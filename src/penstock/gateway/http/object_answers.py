@@ -1,6 +1,6 @@
 """GET and HEAD of an object: conditions, ranges, part numbers, headers, and the bytes.
 
-An answer is made after the first piece has been read, so that an error until then is an error document. After it, an error, or
+An answer begins after the first piece has been read, so an earlier error becomes an error document. A later error, or
 a body of another length than announced, breaks the connection off.
 """
 

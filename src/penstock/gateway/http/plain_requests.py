@@ -1,9 +1,9 @@
 """GETs in their most common form, read by one regular expression.
 
-aiohttp's parser takes every request that HTTP allows. A ``PlainRequest`` is one whose form leaves nothing to interpret: ASCII
-alone, a path, HTTP/1.1, a host, header lines with CRLF and without folding, no header twice, no body, and nothing that changes
-how the connection goes on. All of it must have come in one piece that ends where the request ends. Therefore no two parsers can
-disagree about where it ends, which is what smuggling a request needs.
+aiohttp's parser takes every request that HTTP allows. A ``PlainRequest`` has a form that leaves nothing to interpret: only
+ASCII, a path, HTTP/1.1, a host, header lines with CRLF and without folding, no header twice, no body, and nothing that changes
+how the connection continues. The whole request must have arrived in one piece that ends where the request ends. Therefore two
+parsers cannot disagree about its end, on which request smuggling depends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of transforms that are not deterministic: each is held while it is used, so that the ranges of one read fit together.
+"""Holds results of transforms that are not deterministic while they are used, so that the ranges of one read fit together.
 
 Such a result has a nonce in its ETag. Readers of the same source with the same arguments get the same result until ``hold_s``
 after its last use, in all processes of the node; later readers get a new one. The *pointer*, a record under the ETag that

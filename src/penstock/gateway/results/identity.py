@@ -1,7 +1,6 @@
 """Identities of results: everything on which their bytes depend, the ETag that follows from it, and how they are produced.
 
-Nothing here touches a file. Two gateways that have never heard of each other compute the same ETag for the same source,
-transform and arguments.
+Nothing here touches a file. Two independent gateways compute the same ETag for the same source, transform and arguments.
 """
 
 from __future__ import annotations

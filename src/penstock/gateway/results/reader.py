@@ -1,4 +1,4 @@
-"""A result that is being read: an ``OpenObject``, and its readers, each of which takes its pieces from where they are."""
+"""A result that is being read: an ``OpenObject``, and its readers, which take pieces from memory or from the disk."""
 
 from __future__ import annotations
 

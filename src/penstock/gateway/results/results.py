@@ -1,4 +1,4 @@
-"""The results of one gateway process: which are being produced or read, and which are known to be kept."""
+"""The results of one gateway process: which are being produced or read, and which are known to be stored."""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ r"""A run: it produces a result block by block, and readers take what exists so 
     producer -> tail -> [full blocks being stored] -> disk, and for a while RecentBlocks
                   \________________\______________________ readers
 
-The producer writes into the tail, a block of memory. What it has written is visible to readers at once. A full block is stored
-by a thread; until then it stays in the run. If the disk does not take blocks, because it is full or the result is too large,
-the run is *paced*: it holds each block until all readers that need it have taken it, and the producer waits for the slowest
-of them.
+The producer writes into the tail, a block of memory. Readers see its output immediately. A thread stores a full block; until
+then the block stays in the run. If the disk does not take blocks, because it is full or the result is too large, the run is
+*paced*: it holds each block until all readers that need it have taken it, and the producer waits for the slowest of them.
 
 All methods run on the event loop.
 """

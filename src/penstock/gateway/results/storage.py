@@ -1,10 +1,10 @@
-"""Where results are kept: in the directory of the node's cache, under its limits, or nowhere.
+"""Stores results in the directory of the node's cache, under its limits, or nowhere.
 
 A result consists of blocks and of a record, which names the run that produced them. Blocks of different runs have different
-names, so what a killed process left behind is never mixed with what another run produces. The record is written when the first
+names, so the blocks of a killed process are never mixed with those of another run. The record is written when the first
 block is full, so that other processes of the node can follow the run, and again when the result is complete.
 
-All methods may be called from any thread. Those that touch the disk for longer than a system call are meant for a thread
+All methods may be called from any thread. Methods that use the disk for longer than a system call are meant for a thread
 of a pool.
 """
 

@@ -1,1 +1,1 @@
-"""From a configuration to a running gateway: processes that share a port, TLS, status page, metrics, log."""
+"""Turns a configuration into a running gateway: processes that share a port, TLS, status page, metrics, log."""

@@ -1,6 +1,6 @@
-"""What has happened: messages on stderr beside the access log, as lines or JSON, and recent activity for the status page.
+"""The journal: messages on stderr beside the access log, as lines or JSON, and recent activity for the status page.
 
-Messages tell of the start, reloads and ends of processes; none shows a secret. Activity is the bytes and requests of each of
+Messages report the start, reloads and ends of processes; none shows a secret. Activity is the bytes and requests of each of
 the last seconds, and the last errors.
 """
 

@@ -1,9 +1,8 @@
-"""What a gateway listens with: its sockets, one per worker process, all at the same address; and its TLS certificate.
+"""The listening sockets of a gateway, one per worker process, all at the same address; and its TLS certificate.
 
 With ``SO_REUSEPORT``, the kernel spreads connections evenly over the sockets. With one shared socket it would not: uvloop
 accepts all waiting connections, so one process would take a whole burst. The supervisor opens all sockets and keeps them open,
-so that connections wait while a process that died is started again. The certificate can be loaded again while connections are
-open.
+so that connections wait while a dead process is started again. The certificate can be loaded again while connections are open.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The page shows texts: values by name and tables by name. It loads nothing but its own data, and shows everything without its
 script as well, which renders the same texts.
 
-Health and readiness reveal nothing, so everyone may read them. The other pages are for this machine alone, unless
+Health and readiness reveal nothing, so everyone may read them. The other pages are only for this machine, unless
 ``status = "metrics"`` opens the metrics, which contain no keys of objects, or ``status = "everyone"`` opens the status page as
 well. Behind a reverse proxy on this machine every client has a local address, so forwarded requests do not count as local. A
 web page that rebinds its host name to 127.0.0.1 is recognized by the ``Host`` header.

@@ -1,8 +1,8 @@
 """Several worker processes behind one port: starts them, restarts those that die, and ends them.
 
 The supervisor answers no request. It holds the listening sockets, so that connections wait while a worker is started again,
-and one end of a channel to each worker. A worker that reads the end of its channel drains and ends, so nothing survives a
-supervisor that was killed. Messages are JSON, so that nothing that comes from a worker can run code here; the first one to a
+and one end of a channel to each worker. A worker that reads the end of its channel drains and ends, so no worker survives a
+killed supervisor. Messages are JSON, so that no message of a worker can run code here; the first message to a
 worker holds its ``WorkerOrder`` as a pickle.
 """
 

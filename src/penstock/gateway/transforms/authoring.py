@@ -1,4 +1,4 @@
-"""The interface for authors of transforms: the reader, the request, the response, and what a function declares.
+"""The interface for authors of transforms: the reader, the request, the response, and the decorator ``transform``.
 
 A transform is a function ``transform(reader, request)``, which returns bytes, an iterator of bytes or a ``Response``. Its
 further parameters are its arguments: they are typed by their annotations, and passed by keyword::

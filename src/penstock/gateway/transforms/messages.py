@@ -1,8 +1,8 @@
 """Frames between the gateway and its worker processes, over a Unix stream socket.
 
-A frame is a head of eight bytes, kind and length, and a payload. The gateway sends a pickle once (what to run) and JSON after
-that. A worker sends only JSON and bytes: it runs code that need not be trusted with the gateway's secrets, so nothing
-that it sends is unpickled.
+A frame is a head of eight bytes, kind and length, and a payload. The gateway first sends a pickle that says what to run, and
+then only JSON. A worker sends only JSON and bytes: it runs code that need not be trusted with the gateway's secrets, so the
+gateway unpickles nothing from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One worker process, as the gateway sees it: started, called, cancelled, ended. All of it runs on the event loop."""
+"""One worker process, as the gateway sees it: starts, calls, cancels and ends it. All of this runs on the event loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The sources that transforms read: one version of an object in a store, or the output of the transform before it.
 
-A worker reads an object by a signed URL. S3 sends checksums only to those who ask for them, and none with ranges, so the store
-behind the URL has nothing to compare. The gateway has asked for the source's head, and the call contains its headers: a source
-that is read whole is compared with their checksum here.
+A worker reads an object by a signed URL. S3 sends checksums only if they are asked for, and none with ranges, so the store
+behind the URL has nothing to compare. The gateway has requested the source's head, and the call contains its headers: this
+module compares a source that is read whole with the checksum in them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trying a transform on one object, in this process: for authors, their tests and their debuggers."""
+"""Runs a transform on one object, in this process: for authors, their tests and their debuggers."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A worker process: ``python -m penstock.gateway.transforms.worker DESCRIPTOR PARENT``. It runs one call at a time.
 
 Signals of a terminal or a service manager go to whole groups of processes. A worker ignores them: the gateway decides when it
-ends, closes its socket, and kills it if need be. SIGUSR1 cancels the call that is running; it only sets a flag, which
-is looked at whenever the transform reads or yields, so that no exception appears at an arbitrary line.
+ends, closes its socket, and kills it if necessary. SIGUSR1 cancels the running call. It only sets a flag, which is checked
+whenever the transform reads or yields, so that no exception appears at an arbitrary line.
 
-Of the output, small pieces are gathered, and large ones are sent as they are.
+Small pieces of output are gathered, and large ones are sent as they are.
 """
 
 from __future__ import annotations

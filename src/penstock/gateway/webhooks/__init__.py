@@ -1,4 +1,4 @@
-"""MinIO's dialect of object lambdas: calling webhooks, and being one."""
+"""MinIO's dialect of object lambdas: calling webhooks, and serving as one."""
 
 from penstock.gateway.webhooks.buckets import ArnBucket
 from penstock.gateway.webhooks.service import PREFIX, ServedTransform, WebhookService

@@ -1,1 +1,1 @@
-"""Samples into batches: decoded, filled row by row, cut, padded, masked."""
+"""Makes batches of samples: decodes them, fills rows, cuts, pads and masks."""

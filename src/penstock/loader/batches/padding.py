@@ -1,7 +1,7 @@
-"""The last step of a batch: it is cut to its samples, or padded to the length that all ranks give it, and collated.
+"""The last step of a batch: it is cut to its samples, or padded to the length that all ranks have agreed on, and collated.
 
-A single rank hands out the samples that it has (``Trimmer``). Ranks that train in step must hand out equally many batches
-of the same length; so the last sample is repeated where a rank has none, and ``__valid__`` says which rows count
+A single rank hands out the samples that it has (``Trimmer``). Ranks that train in step must hand out the same number of
+batches, of the same length. So the last sample is repeated where a rank has none, and ``__valid__`` says which rows count
 (``Padder``).
 """
 

@@ -1,7 +1,7 @@
 """Builders of batches where stages change the number of samples, such as ``flat_map``, ``token_blocks`` and ``batch_by_size``.
 
 The row of a sample is not known before all samples ahead of it have been decoded. So the decode threads return lists of
-values, and the reader thread puts these values into rows, in order. What does not fit into a batch goes into the next one.
+values, and the reader thread puts these values into rows, in order. Values that do not fit into a batch go into the next one.
 A state therefore consists of a position of the feed and the number of outputs after it that were handed out already.
 """
 

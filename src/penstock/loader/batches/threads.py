@@ -6,7 +6,7 @@
 
 The reader thread owns the order: it opens one batch after the other, gives each sample its row, and hands a few rows at a
 time to the decode threads. Which thread fills a row, and when, does not change the batch. At most ``prefetch_batches``
-batches wait between the reader and the training loop, besides the one that is being filled; small ones may be more.
+batches wait between the reader and the training loop, besides the one that is being filled; of small batches, more may wait.
 """
 
 from __future__ import annotations

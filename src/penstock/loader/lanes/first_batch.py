@@ -1,8 +1,8 @@
-"""``FirstBatchPrefetch``: the samples of the first batch, read by themselves, so that it does not wait for complete runs.
+"""``FirstBatchPrefetch``: reads the samples of the first batch by themselves, so that it does not wait for complete runs.
 
-An index says which samples of a run are handed out first, and where they lie. They are all requested at once, before the
-rest of their runs. The order is the same and the first batch is there after a round trip; its bytes are read twice. An epoch
-that is resumed within its runs begins in the same way.
+An index says which samples of a run are handed out first, and where they lie. They are all requested together, before the
+rest of their runs. The order is the same, and the first batch is complete after a round trip; its bytes are read twice. An
+epoch that is resumed within its runs begins in the same way.
 """
 
 from __future__ import annotations

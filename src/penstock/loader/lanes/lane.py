@@ -1,8 +1,8 @@
 """Lanes: sequences of samples that are read in stored order and permuted in runs; and the lanes of a mix of sources.
 
-A run is filled while the run before it is handed out, one sample in for each one out. So reading is even, and a lane never
-holds many more samples than one run has. Everything here works on several samples at a time: one at a time takes 8 µs of
-Python for each, in blocks well under 1 µs (docs/development/measurements.md).
+A run is filled while the previous run is handed out, one sample in for each sample out. So reading is even, and a lane never
+holds many more samples than one run has. Everything here works on several samples at a time: a single sample takes 8 µs of
+Python, a sample in a block well under 1 µs (docs/development/measurements.md).
 """
 
 from __future__ import annotations

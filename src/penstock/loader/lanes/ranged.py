@@ -1,8 +1,8 @@
 """Shards that are read by ranges: their table of contents says which of their bytes hold which samples and fields.
 
-To read the table costs a round trip or two. So the tables of all lanes, and of the next shards of each, are requested
+Reading the table costs a round trip or two. So the tables of all lanes, and of the next shards of each, are requested
 together, and each is waited for only when its shard is next. Then only the ranges of wanted samples and fields are
-requested; those that lie near each other are read as one.
+requested; near ranges become one request.
 """
 
 from __future__ import annotations

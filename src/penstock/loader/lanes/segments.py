@@ -1,4 +1,4 @@
-"""What lanes read, and how: segments of shards, the samples parsed from them, and the sizes of parts.
+"""The segments of shards that lanes read, the samples parsed from them, and the sizes of parts.
 
 A segment is a whole shard, or a part of one that an index or a saved state describes: where to begin, how many samples to
 pass over, and how many to read.

@@ -1,1 +1,1 @@
-"""Plans what a loader does before it reads: see README.md in this folder."""
+"""Plans what a loader does before it reads. See README.md in this folder."""

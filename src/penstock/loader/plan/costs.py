@@ -1,4 +1,4 @@
-"""The memory of a rank's loader against its byte budget: window, read-ahead and batches."""
+"""Compares the memory of a rank's loader (window, read-ahead and batches) with its byte budget."""
 
 from __future__ import annotations
 

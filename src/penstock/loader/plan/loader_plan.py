@@ -1,4 +1,4 @@
-"""The immutable plan of a loader: what there is to read, which part of it this rank reads, and in which order."""
+"""The immutable plan of a loader: the data, the part of it that this rank reads, and the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sources of a pipeline: their shards or objects, and what indexes know of them."""
+"""The sources of a pipeline: their shards or objects, and the indexes of these."""
 
 from __future__ import annotations
 

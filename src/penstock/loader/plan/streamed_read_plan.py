@@ -1,6 +1,6 @@
 """Reading without an index: lanes stream whole shards, and a position says how far each lane is.
 
-What can be read only from its first sample to its last is one such lane, and its position is a number of samples.
+A source that can be read only from its first sample to its last is one such lane, and its position is a number of samples.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Worker processes: which rows are whose, what crosses between them and the training process, and who died."""
+"""Worker processes: which rows each fills, the messages between them and the training process, and the death of a worker."""

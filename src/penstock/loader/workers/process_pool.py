@@ -1,4 +1,4 @@
-"""Worker processes as their loader sees them: started, given jobs, restarted, ended."""
+"""Worker processes as their loader sees them: it starts them, gives them jobs, restarts and ends them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The run of an epoch in worker processes: the training process assigns rows, waits, and gathers what the workers made.
+"""The run of an epoch in worker processes: the training process assigns rows, waits, and collects the filled rows.
 
 A worker owns lanes. Which rows of a batch hold its samples follows from the order (``row_assignment.py``); it writes them
 into a slot that all workers share, and the batch is complete when all of them have reported their rows. A slot is free again
 when nothing refers to its batch any more; while the training loop holds all batches, another slot is created.
 
 No thread listens to the workers: their messages wait in the sockets until the training loop asks for a batch. A thread
-that woke up for each message took the interpreter from a loop that holds it, several times a step
+that woke up for each message would take the interpreter from the loop several times a step
 (docs/development/measurements.md).
 """
 

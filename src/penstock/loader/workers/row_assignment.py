@@ -1,8 +1,8 @@
 """How the work of a rank is divided among its worker processes: who reads which lanes, and who fills which rows of a batch.
 
-With an index both are arithmetic. Without one, the number of samples of a lane is not known before its end has been read,
+With an index, both are computed. Without one, the number of samples of a lane is not known before its end has been read,
 and all rows after that end depend on it. So the workers report how many samples they have found in their lanes, and the
-rows of a batch are assigned as soon as all its samples have been found. ``StreamLanesFeed`` gives the lanes their turns
+rows of a batch are assigned as soon as all its samples have been found. ``StreamLanesFeed`` takes from the lanes in turn
 here, too; its lanes are ``RemoteLane``, which give no samples, only the number of the worker that has them.
 """
 

@@ -6,8 +6,8 @@ after however a process ends.
 A slot holds the columns of arrays of one batch. Workers write their rows into it, and the training loop gets it without a
 copy. Values whose length is known only when they have been made (``bytes``, ``str``, arrays of different shapes) are
 written end to end into a heap, which belongs to one worker and one slot; a pickle through a socket would copy them twice
-more, in pieces of 200 KB that both sides wait for. The loader makes from it the values that a batch holds in lists, by one
-copy, which ``bytes`` need in any case. If they are few, they go with the message.
+more, in pieces of 200 KB that both sides wait for. The loader copies the values in a heap once, into the lists of the batch;
+``bytes`` need this copy in any case. A few small values go with the message instead.
 """
 
 from __future__ import annotations

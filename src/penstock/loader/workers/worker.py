@@ -1,7 +1,7 @@
 """A worker process: ``python -m penstock.loader.workers.worker DESCRIPTOR PARENT``. It fetches, parses and decodes some lanes.
 
 It runs the same feed and the same decode threads as a loader does, over its own lanes. The loader tells it which rows of a
-batch are the next samples of these lanes, and in which slot; it writes them there, and says so.
+batch are the next samples of these lanes, and in which slot; the worker writes the rows there, and reports them.
 """
 
 from __future__ import annotations

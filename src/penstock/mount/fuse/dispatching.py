@@ -1,4 +1,4 @@
-"""Has a ``FileSystem`` answer the kernel's requests; refuses what a read-only file system does not do."""
+"""Passes the kernel's requests to a ``FileSystem``; refuses requests that a read-only file system does not support."""
 
 from __future__ import annotations
 

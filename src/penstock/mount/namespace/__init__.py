@@ -1,1 +1,1 @@
-"""Directories and files of the keys of a store."""
+"""Maps the keys of a store to directories and files."""

@@ -1,11 +1,11 @@
 """The tree of names of a mount, from the listings of a store.
 
-A lookup is answered from the listing of the directory as far as it has arrived. Otherwise, the store is asked for this one name
+A lookup is answered from the part of the directory's listing that has arrived. Otherwise, the store is asked for this one name
 (``PathQuery``), which takes one round trip however large the directory is.
 
-A program that opens many files by names that it knows would thus cost two requests per file. From the second name in a
-directory on, each such question therefore also pays for one more page of the directory's listing. The listing of a small
-directory is soon complete, and that of a large one never costs more requests than the questions did.
+A program that opens many files by known names would thus cost two requests per file. From the second name in a directory on,
+each such query therefore also requests one more page of the directory's listing. The listing of a small directory is soon
+complete, and that of a large directory never costs more requests than the queries.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Inode numbers, and the nodes that the kernel refers to.
 
 The number of a path is a digest of its key, so nothing has to be stored to keep it stable over mounts and processes. Digests of
-two keys may be equal, by chance or because somebody looked for such keys: the path that is seen later then gets a number that
-no digest has, and both keep theirs as long as the mount lives.
+two keys may be equal, by chance or because somebody searched for such keys. The path that is seen later then gets a number
+that no digest has, and both paths keep their numbers as long as the mount lives.
 
-A file's ``st_ino`` is the number of its path in all versions. Its ``inode`` is another one if the kernel still refers to an
-older version, because the kernel keeps pages and size by it.
+A file's ``st_ino`` is the number of its path in all versions. Its ``inode`` is another number if the kernel still refers to an
+older version, because the kernel keeps pages and size by inode.
 """
 
 from __future__ import annotations

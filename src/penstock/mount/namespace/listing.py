@@ -1,4 +1,4 @@
-"""The listing of one directory, which is requested page by page as far as somebody needs it."""
+"""The listing of one directory, whose pages are requested one by one when a caller needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest in place of listings, so that a mount sends no request for names."""
+"""A manifest replaces listings, so that a mount sends no request for names."""
 
 from __future__ import annotations
 

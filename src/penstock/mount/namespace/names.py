@@ -1,4 +1,4 @@
-"""Which keys of a listing are entries of a directory, under which names; whether a path is a file, a directory or none."""
+"""Which keys of a listing are entries of a directory, under which names; whether a path is a file, a directory or neither."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which files a program that goes through a directory reads next.
+"""Predicts which files a program that goes through a directory reads next.
 
 ``cp -r``, ``tar`` and most training scripts read the files of a directory in the order of its listing. With one round trip for
 each file, 16 threads behind 30 ms get 533 files a second. A ``DirectoryWalk`` notices the order, and says which files to
-request before they are asked for: the more, the longer the order has held, and only while the program has to wait.
+request in advance: the more, the longer the order has held, and only while the program has to wait.
 
-A program that reads in another order soon reads a file that was not among the next ones. Then the walk begins anew, and what
-was requested for nothing counts against it, so a directory that is read at random is soon left alone.
+A program that reads in another order soon reads a file that was not predicted. Then the walk starts again, and useless requests
+count against it, so the mount soon stops requesting files of a directory that is read at random.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Items to and from a checkpoint directory, by the storage interfaces of ``torch.distributed.checkpoint``.
+"""Writes items to a checkpoint directory and reads them, by the storage interfaces of ``torch.distributed.checkpoint``.
 
-The steps are those of its ``save`` and ``load``. They are taken here one by one because errors keep their types this way,
+The steps are those of its ``save`` and ``load``. They are called here one by one because errors keep their types this way,
 and because the values that are written and read need not be those of the tensors that describe them.
 
 The ranks talk over a gloo group of their own (``RankGroup``), because a save in the background must not come between the

@@ -1,4 +1,4 @@
-"""Items: what one tensor, or one other object, of a distributed checkpoint is in a file.
+"""Items: the form in which a file of a distributed checkpoint holds one tensor, or one other object.
 
 An item is a file of ``torch.save`` of its own, as ``torch.distributed.checkpoint`` reads it: for a tensor, a zip archive in
 which its bytes lie uncompressed. It is put together from the archive's *frame*, which depends on shape and dtype only, and from

@@ -1,12 +1,12 @@
 """Reading ``.metadata``: a pickle, of which only the classes of distributed checkpoints are accepted.
 
 A pickle can name any function to call, and a few bytes of it can ask for any amount of memory or time. PyTorch loads this file
-without a limit, so that whoever can write to the bucket can run code in the training job. Here, any other name in the file is
-an error, and so is every way to make more of the file than is in it: lengths and numbers that nothing follows, calls and
-states with more than a few values. Memory stays within about 100 bytes for each byte of the file.
+without a limit, so everybody who can write to the bucket can run code in the training job. Here, any other name in the file is
+an error. So are pickles that expand to more than the file holds: lengths and numbers without data, calls and states with more
+than a few values. Memory stays within about 100 bytes for each byte of the file.
 
-The unpickler is Python's own in Python, because the one in C reserves memory for what the file announces. It takes 3 s of CPU
-for 80 000 chunks of tensors; the one in C takes as long unless garbage collection pauses.
+The unpickler is Python's own in Python, because the C version reserves as much memory as the file announces. It takes 3 s of
+CPU for 80 000 chunks of tensors; the C version takes as long unless garbage collection pauses.
 """
 
 from __future__ import annotations

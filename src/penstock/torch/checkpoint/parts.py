@@ -1,9 +1,9 @@
 """The parts of a training's state, each of which knows how it is saved and restored.
 
-A restore has three phases, and all ranks finish one before the next begins: ``request`` compares the checkpoint with what
-is here, ``check`` decodes what was read, and only ``apply`` changes anything. So a checkpoint that does not fit, or that
-cannot be read, leaves the training as it was. If an object refuses its state in ``apply``, what ``undo`` has returned before
-puts everything back.
+A restore has three phases, and all ranks finish one before the next begins: ``request`` compares the checkpoint with the
+training's objects, ``check`` decodes the items that were read, and only ``apply`` changes anything. So a checkpoint that does
+not fit, or that cannot be read, leaves the training as it was. If an object refuses its state in ``apply``, the functions that
+``undo`` returned before restore everything.
 """
 
 from __future__ import annotations

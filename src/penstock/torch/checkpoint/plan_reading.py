@@ -1,9 +1,9 @@
-"""Reading the items of a load plan: exactly their ranges, many at once, into the tensors' memory where that is possible.
+"""Reads the items of a load plan: exactly their ranges, many in parallel, into the tensors' memory where that is possible.
 
 Each item of a plan is a box of a saved tensor, which goes into a box of a tensor of the state dict. If the saved bytes of the
-box are the same, in the same order, as the memory of its destination, they are read right there. Otherwise they are read into
-memory of ours, at most ``STAGED_BYTES_MAX`` at a time, and copied with strides, dtype and device changed. What is read is
-extended to the limits of the blocks that have checksums, so that everything is verified.
+box have the form of the destination's memory, they are read directly into it. Otherwise they are read into a buffer of
+at most ``STAGED_BYTES_MAX``, and copied with strides, dtype and device changed. Ranges are extended to the limits of the
+blocks that have checksums, so that everything is verified.
 """
 
 from __future__ import annotations

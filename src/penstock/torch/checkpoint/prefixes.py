@@ -1,4 +1,4 @@
-"""Prefix strategies: text that the names of a rank's data files begin with.
+"""Prefix strategies: they choose the text with which the names of a rank's data files begin.
 
 Stores that shard their keys by prefix, as S3 does, serve more requests if the ranks' files have different prefixes. The prefix
 comes right after the checkpoint's URL, so it helps most if that URL is short.

@@ -1,7 +1,7 @@
-"""Reading safetensors: the headers first, then exactly the bytes of the tensors that are wanted.
+"""Reads safetensors: the headers first, then exactly the bytes of the wanted tensors.
 
 A checkpoint is one file, or a directory with files and an index, as ``save_pretrained`` of Hugging Face's libraries writes it.
-Only the headers of files that hold wanted tensors are read, each by one request (``HEAD_BYTES``), side by side.
+Only the headers of files that hold wanted tensors are read, each by one request (``HEAD_BYTES``), in parallel.
 """
 
 from __future__ import annotations

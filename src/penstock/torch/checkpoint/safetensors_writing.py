@@ -1,12 +1,12 @@
-"""Writing safetensors: one file, or the files of a directory and then the index that makes them visible together.
+"""Writes safetensors: one file, or the files of a directory and then the index that makes them visible together.
 
 A reader takes ``model.safetensors`` of a directory if there is one, and otherwise follows the index. So one write or one
-removal makes a new checkpoint take the place of an earlier one, whichever of the two forms each of them has, and files of
-different saves are never mixed:
+removal replaces an earlier checkpoint by a new one, whichever of the two forms they have, and files of different saves are
+never mixed:
 
 * The files of a new save get names that the directory does not have yet.
 * The index is written when all of them are stored; then ``model.safetensors``, if there is one, is removed.
-* What the directory holds of earlier saves, also of those that were killed, is removed after that.
+* Files of earlier saves, also of killed ones, are removed after that.
 """
 
 from __future__ import annotations

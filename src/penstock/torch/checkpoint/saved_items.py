@@ -1,4 +1,4 @@
-"""What a checkpoint offers and what a restore asks of it: items by name, and the memory on this rank that they land in.
+"""The items of a checkpoint by name, those that a restore requests, and the memory on this rank that they land in.
 
 Small objects are tensors as well (``encoded``, ``decoded``). They are written by ``torch.save`` and read with
 ``weights_only=True``, so that reading a checkpoint runs no code from it.

@@ -1,6 +1,6 @@
 """``torch.save`` and ``torch.load`` for objects in a store.
 
-``load`` finds out where the storages lie in the file, reads all of it in parallel straight into their memory, and lets
+``load`` finds the storages in the file, reads all of the file in parallel straight into their memory, and lets
 ``torch.load`` unpickle the rest. The bytes of the storages are never in memory twice.
 Pages of new memory are touched before bytes arrive in it (``Prefaulting``).
 """

@@ -1,4 +1,4 @@
-"""``StorageReader``: what ``torch.distributed.checkpoint.load`` reads through."""
+"""``StorageReader``, through which ``torch.distributed.checkpoint.load`` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``StorageWriter``: what ``torch.distributed.checkpoint.save`` and ``async_save`` write through."""
+"""``StorageWriter``, through which ``torch.distributed.checkpoint.save`` and ``async_save`` write."""
 
 from __future__ import annotations
 

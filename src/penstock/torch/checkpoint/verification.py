@@ -1,4 +1,4 @@
-"""Verifying the files of a checkpoint while they are read, by the checksums that the store keeps, or that are in the files.
+"""Verifies the files of a checkpoint while they are read, by checksums that the store keeps or that are in the files.
 
 A ``FileVerifier`` takes the bytes of one file in order. ``FileChecks`` takes the pieces of many files in any order: ranges have
 no checksum of their own in S3, but the CRC of a file follows from those of its pieces, so that a file that was read whole can

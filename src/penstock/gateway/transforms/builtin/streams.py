@@ -1,6 +1,6 @@
 """Shared parts of the built-in transforms: the first bytes of a source, its samples, output in pieces of a useful size.
 
-And what they do to an object as a whole by themselves: ``gzip``, ``gunzip``, ``zstd`` and ``unzstd``.
+The transforms ``gzip``, ``gunzip``, ``zstd`` and ``unzstd``, which treat an object as a whole, are here, too.
 """
 
 from __future__ import annotations
