@@ -91,7 +91,7 @@ def connect(
         hedge: Second requests for late answers; ``HedgeConfig(ratio_max=0)`` turns them off.
         fetch: Sizes of parts, read-ahead, the gap to read through, and the byte budget of this process: if several calls
             name a ``budget_bytes_max``, the largest one counts.
-        cache: Directory on this node's disk that keeps what is read, and its size: ``"/nvme/penstock:200GB"``, or a
+        cache: Directory of a cache on this node's disk, and its size: ``"/nvme/penstock:200GB"``, or a
             ``CacheConfig``.
 
     Raises:
@@ -345,12 +345,12 @@ def folder_of(url: str) -> str:
 
 
 def reach_of(url: str) -> tuple[str, ...]:
-    """Return what the URLs that a file names must begin with, given the URL of the file.
+    """Return the prefixes with which URLs in a file may begin, given the URL of the file.
 
-    Whoever can write to a store can write a manifest there. It must not have this process read files of this machine, or send
-    requests to other hosts. So a file in a store may name objects of the same scheme, which for ``s3://`` is the endpoint of
-    the connection, and for ``http(s)://`` of the same host. A file of this machine was given by the user, as the arguments of
-    a command are, and may name anything.
+    Everybody who can write to a store can write a manifest there. It must not have this process read files of this machine,
+    or send requests to other hosts. So a file in a store may name objects of the same scheme, which for ``s3://`` is the
+    endpoint of the connection, and for ``http(s)://`` of the same host. A file of this machine was given by the user, as the
+    arguments of a command are, and may name anything.
 
     Returns:
         Beginnings of URLs, for ``str.startswith``.

@@ -116,7 +116,7 @@ def parse_size(text: str | bytes) -> int | None:
 
 
 class ObjectInfo(NamedTuple):
-    """What a store says about an object without sending its bytes.
+    """A store's facts about an object, without its bytes.
 
     ``etag`` is in the form that ``strong_etag`` returns. A store without ETags may use an identifier of its own
     (``size-mtime-inode-ctime``). ``list(recursive=False)`` also yields prefixes: their keys end with ``/``, ``is_prefix`` is
@@ -501,7 +501,7 @@ class GrowingLanding(Landing):
 
 
 class Completion:
-    """How an operation ended. After an error, the other attributes describe how far it got.
+    """The end of an operation. After an error, the other attributes describe how far it got.
 
     Attributes:
         operation: The operation.

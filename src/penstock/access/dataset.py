@@ -69,7 +69,7 @@ class PipelineDataset(Dataset):
         seed: Seed of the `rng` of ``map`` functions, in [0, 2**64).
         index: For shards: ``"require"`` an index, or ``"auto"``: if none exists, read the shards once and build it.
         index_dir: Directory in which the index of the shards may also lie and in which ``"auto"`` builds it.
-        cache: Keeps what is read on this node's disk, as for ``connect``.
+        cache: Keeps data on this node's disk once it is read, as for ``connect``.
         fetch: Bounds for reading.
 
     Raises:

@@ -102,7 +102,7 @@ class Cached(Wrapper):
         return self.inner.submit(operation, sink)
 
     def stat_nowait(self, key: Key) -> ObjectInfo | None:
-        """Return an object that this process knows and believes by ``metadata_ttl_s``; None for any other. It never waits."""
+        """Return an object that this process holds and trusts by ``metadata_ttl_s``; None for any other. It never waits."""
         if self._closed or self._recorder is not None:
             return None
         info = self.context.metadata.fresh_in_memory(key)
@@ -114,14 +114,14 @@ class Cached(Wrapper):
     def read_nowait(self, info: ObjectInfo, span: ByteRange) -> memoryview | None:
         """Return bytes of one version of an object, if that needs neither the store nor the disk nor another thread.
 
-        That is the case if the page cache has the blocks. An event loop may call this; what is not at hand is for ``submit``.
+        That is the case if the page cache has the blocks. An event loop may call this; ``submit`` reads all other blocks.
 
         Args:
             info: The version: key, size and ETag.
             span: Bytes to read, inside the object.
 
         Returns:
-            uint8[span]; None if the bytes are not at hand.
+            uint8[span]; None if the page cache lacks a block.
 
         Cost: four system calls for each block and one copy; 25 µs for 100 KB, and 0.1 ms for 1 MiB.
         """
@@ -156,7 +156,7 @@ class Cached(Wrapper):
         return self.context.counts
 
     def statistics(self) -> CacheStatistics:
-        """Return what the cache did so far. Cost: one read of 2 KiB."""
+        """Return the statistics of the cache so far. Cost: one read of 2 KiB."""
         return CacheStatistics(
             **self.context.counts.values(),
             used_bytes=self.context.directory.usage.total_bytes(),

@@ -34,7 +34,7 @@ class Claim:
     """What this process is fetching.
 
     Attributes:
-        token: Name of what the claim covers.
+        token: Name of the blocks that the claim covers.
         number: Number of its lease.
         leased: Whether this process holds the lease. Without a lease it fetches all the same.
         waiters: Other reads of this process, and the number of the block that each waits for.

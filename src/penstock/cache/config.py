@@ -16,7 +16,7 @@ _HINT = "/nvme/penstock:200GB, or CacheConfig(path, bytes_max)"
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """A directory that keeps what is read, for all processes that name it.
+    """The directory of a cache, for all processes that name it.
 
     Attributes:
         path: The directory. If it does not exist it is created, private to the user. It should be on a fast local disk; a
@@ -26,7 +26,7 @@ class CacheConfig:
         block_bytes: Size of a block. Objects up to this size are kept whole, larger ones in several blocks. A miss fetches
             whole blocks, so a small read of a large object costs one block. Storing a block takes about 7 system calls, and
             reading it takes 4.
-        metadata_ttl_s: Seconds for which listings, sizes, versions and misses are believed without asking the store. With 0
+        metadata_ttl_s: Seconds for which listings, sizes, versions and misses are trusted without asking the store. With 0
             each use asks: a listing, or a HEAD for each object that was not listed. With ``math.inf`` none asks again.
         namespace: Name that separates these entries from others in the directory, e.g. one for each team or role whose
             credentials may read different things. docs/concepts/cache.md describes what it isolates.

@@ -72,7 +72,7 @@ class CpuSlots:
 
         Raises:
             OSError: Reading failed.
-            Exception: Whatever `check` raises.
+            Exception: Any error of `check`.
         """
         if head:
             os.preadv(fd, [head], 0)

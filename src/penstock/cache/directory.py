@@ -117,7 +117,7 @@ def new_entry(kind: int, name: EntryName, identity: bytes, data: memoryview, **f
 def block_read(
     digest: str, index: int, wanted: ByteRange, view: memoryview, *, size_bytes: int, block_bytes: int
 ) -> BlockRead:
-    """Return the read that fills a view with what one block has of a range of an object.
+    """Return the read that fills a view with the part of a range that one block has.
 
     Args:
         digest: Digest of the identity of the object's version.
@@ -169,7 +169,7 @@ class CacheDirectory:
         """The file system refused bytes that it reported as free, because of a quota."""
 
     def after_fork_in_child(self) -> None:
-        """Forget what the parent is writing. The names of temporary files begin anew, as the child has another token."""
+        """Forget the parent's files. The names of temporary files start again, as the child has another token."""
         self._reset()
 
     def prepare(self) -> None:

@@ -41,7 +41,7 @@ _LIMITLESS_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSurvey:
-    """What a cache holds of one bucket or other store.
+    """The contents of a cache for one bucket or other store.
 
     Attributes:
         namespace: ``CacheConfig.namespace`` of the entries.
@@ -62,7 +62,7 @@ class BucketSurvey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a cache holds.
+    """The contents of a cache.
 
     Attributes:
         entries_count: Number of entries of all kinds.

@@ -54,7 +54,7 @@ REMEMBERED_MISS = "no such object; the cache remembers that it was missing"
 
 
 class KnownObject(NamedTuple):
-    """What a store answered about a key.
+    """An answer of a store about a key.
 
     Attributes:
         info: The object; None if it does not exist. Without an ETag its version is not known, and the store must be asked.
@@ -66,7 +66,7 @@ class KnownObject(NamedTuple):
 
 
 class Metadata:
-    """What is known about one store's objects. All threads may use it.
+    """The metadata of one store's objects. All threads may use it.
 
     Args:
         directory: The entries on disk.
@@ -148,7 +148,7 @@ class Metadata:
         return None, seen.info if seen is not None else None
 
     def fresh_in_memory(self, key: Key) -> ObjectInfo | None:
-        """Return the version of a key that may be believed without asking the store, if this process knows it."""
+        """Return the version of a key that may be trusted without asking the store, if this process knows it."""
         known = self._known.get(key)
         if known is None or known.info is None or known.info.etag is None:
             return None
@@ -225,7 +225,7 @@ class Metadata:
             return 0
 
     def page(self, operation: ListPage) -> Page | None:
-        """Return a page of a listing from the disk if it may be believed, and remember its objects."""
+        """Return a page of a listing from the disk if it may be trusted, and remember its objects."""
         if self.ttl_s == 0:
             return None
         identity = self._identities.of_page(operation)

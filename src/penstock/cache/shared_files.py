@@ -53,7 +53,7 @@ UNKNOWN = -1
 
 
 class SharedFile:
-    """A file that every process of the node opens once. A forked child opens it anew, since locks belong to descriptors.
+    """A file that every process of the node opens once. A forked child opens it again, since locks belong to descriptors.
 
     Args:
         path: Path of the file; it is created when it is first needed.

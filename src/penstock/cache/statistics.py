@@ -30,7 +30,7 @@ class CacheStatistics:
         hit_bytes: Bytes read from the disk.
         hit_count: Blocks read from the disk.
         miss_count: Blocks that were missing and that this process fetched.
-        fetched_bytes: Bytes requested from the store to fill what was missing. If it is far above the bytes delivered, reads
+        fetched_bytes: Bytes requested from the store for missing blocks. If it is far above the bytes delivered, reads
             are much smaller than ``block_bytes``.
         stored_bytes: Bytes written to the disk, including headers.
         stored_count: Blocks written to the disk.

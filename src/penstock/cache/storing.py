@@ -68,7 +68,7 @@ class StoreQueue:
         self._is_running = False
 
     def after_fork_in_child(self) -> None:
-        """Forget what the parent is storing."""
+        """Forget everything that the parent is storing."""
         self._reset()
 
     def put(self, late: LateEntries) -> bool:
@@ -90,7 +90,7 @@ class StoreQueue:
         return True
 
     def _run(self) -> None:
-        """Store what waits, until nothing does."""
+        """Store waiting bodies until none is left."""
         while batch := self._take():
             try:
                 self._store(batch)

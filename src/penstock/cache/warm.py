@@ -24,7 +24,7 @@ _LINES_MAX = 256
 
 
 class Warmed(NamedTuple):
-    """What ``warm`` did.
+    """The result of ``warm``.
 
     Attributes:
         requests_count: Number of objects or ranges read.

@@ -451,7 +451,7 @@ class Entries:
 
 
 class EpochEntries:
-    """The entries of each epoch, listed anew when the first of its readers begins it. Safe for several threads.
+    """The entries of each epoch, listed again when the first of its readers begins it. Safe for several threads.
 
     Args:
         first: The entries of the first epoch.

@@ -297,7 +297,7 @@ MASTER_PORT = 7777
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the variables of a run say.
+    """The values of a run's variables.
 
     Attributes:
         layout: The directory tree.

@@ -230,7 +230,7 @@ def open_lazy_channel(
         path: The directory on which it is mounted.
         order: Says which entries this host gets.
         connection: Options of ``penstock.connect``; a cache among them is used instead of `cache`.
-        cache: Directory that keeps what was read. It may fill the disk up to the share that ``CacheConfig`` leaves free.
+        cache: Directory of the cache. It may fill the disk up to the share that ``CacheConfig`` leaves free.
 
     Raises:
         ConfigError: The URL is not a folder, or the system does not permit the mount.

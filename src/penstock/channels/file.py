@@ -92,7 +92,7 @@ class Inflating:
         self._gunzip = Gunzip()
 
     def pieces(self, data: Buffer) -> Iterator[Buffer]:
-        """Yield what the next bytes are inflated to, in pieces of a bounded size.
+        """Yield the decompressed bytes of the next piece, in pieces of a bounded size.
 
         Raises:
             CorruptShardError: The object is not gzip.

@@ -26,7 +26,7 @@ class RunningChannel(Protocol):
         """What ``SM_CHANNEL_<NAME>`` says; in Pipe mode the program appends ``_<epoch>`` to it."""
 
     def check(self) -> None:
-        """Raise what has gone wrong since it began.
+        """Raise the error that has occurred since the channel began.
 
         Raises:
             PenstockError: The channel cannot give the program its data.

@@ -147,7 +147,7 @@ class EpochStream:
 
     Args:
         entries: All entries of the epoch.
-        ordered: Those of this pipe, in the order of the epoch; pulled a little ahead of what is read.
+        ordered: Those of this pipe, in the order of the epoch; pulled a little ahead of the reads.
         content: Makes the bytes of the pipe from each.
 
     Attributes:
@@ -177,7 +177,7 @@ class EpochStream:
         yield from self._texts()
 
     def close(self) -> None:
-        """Cancel what is in flight; idempotent, and from any thread."""
+        """Cancel the requests in flight; idempotent, and from any thread."""
         self._parts.close()  # type: ignore[attr-defined]
 
     def _requests(self, ordered: Iterator[Entry]) -> Iterator[PlanItem]:
@@ -239,7 +239,7 @@ class Content:
         self.needs_size = self._is_record and not self._is_gzip
 
     def wrap(self, pieces: Iterable[Buffer], size_bytes: int | None, url: str) -> Iterator[Buffer]:
-        """Yield what the pipe carries for an object, in pieces of a bounded size.
+        """Yield the bytes that the pipe carries for an object, in pieces of a bounded size.
 
         Args:
             pieces: Pieces of the object.
@@ -331,7 +331,7 @@ class PipeChannel:
             raise
 
     def check(self) -> None:
-        """Raise what has gone wrong in one of the pipes.
+        """Raise the error that has occurred in one of the pipes.
 
         Raises:
             PenstockError: The data cannot be read.
@@ -357,7 +357,7 @@ class Pipe:
     """One pipe: the FIFOs ``<path>_<epoch>``, one after the other.
 
     When all of an epoch has been requested, the reading of the next one begins, so that the network does not rest between
-    two epochs. When the program opens it, the objects are listed again, and if any has changed, it is read anew. The next
+    two epochs. When the program opens it, the objects are listed again, and if any has changed, it is read again. The next
     FIFO appears before the last bytes of an epoch are followed by its end, so that no reader has to wait for it.
 
     Args:

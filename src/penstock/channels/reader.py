@@ -240,7 +240,7 @@ class PipeReader:
     the member files of one key, with ``__key__``.
 
     ``state_dict()`` says how many samples were delivered. A reader that gets this state in a later run leaves the epochs before
-    early, and skips the samples; as the order of an epoch follows from the channel's seed alone, it continues exactly.
+    early, and skips the samples; as the order of an epoch follows only from the channel's seed, it continues exactly.
 
     ``pipeline()`` makes the samples the source of a ``Loader``, which decodes, shuffles and batches them.
 
@@ -295,7 +295,7 @@ class PipeReader:
 
     @property
     def identity(self) -> str:
-        """What the samples and their order depend on: the pipe, its format, and the seed of the channel."""
+        """Everything on which the samples and their order depend: the pipe, its format, and the seed of the channel."""
         return f"{self.name} format={self._format} seed={self._seed}"
 
     def __repr__(self) -> str:

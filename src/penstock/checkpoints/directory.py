@@ -42,7 +42,7 @@ Status = Literal["whole", "unchecked", "damaged", "unfinished", "missing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """What is known of a checkpoint without reading its data.
+    """The facts about a checkpoint that are known without reading its data.
 
     Attributes:
         name: Name of the directory below the run's URL, with a slash at its end; ``""`` for the URL itself.
@@ -277,7 +277,7 @@ def _inspected(store: Store, prefix: str, present: Mapping[str, ObjectInfo]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What ``verify`` found.
+    """The result of ``verify``.
 
     Attributes:
         info: The checkpoint.
@@ -312,7 +312,7 @@ def verify(
         StoreError: The directory cannot be listed.
 
     Cost: that of ``inspect``; with `checksums`, the bytes of all files, of which parts are held. A checkpoint that is replaced
-        meanwhile is verified anew.
+        meanwhile is verified again.
     """
     for _ in range(REPLACED_MAX):
         found, metadata_crc32c = _verified(store, prefix, checksums=checksums, progress=progress)
@@ -369,7 +369,7 @@ def _verified(
 def remove(store: Store, prefix: str = "") -> int:
     """Remove a checkpoint: the commit marker first, so that no half of it ever looks like a checkpoint, the manifests last.
 
-    Objects that belong to no checkpoint are left alone if the prefix is ``""``, where other things may lie.
+    Objects that belong to no checkpoint are not touched if the prefix is ``""``, where other things may lie.
 
     Returns:
         Number of objects removed; 0 if there was nothing.

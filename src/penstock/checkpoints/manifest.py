@@ -67,7 +67,7 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What a committed save consists of.
+    """The files and tensors of a committed save.
 
     Attributes:
         save_id: ID of the save.

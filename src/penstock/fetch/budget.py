@@ -80,7 +80,7 @@ class Budget:
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """Forget what the parent holds; it is not charged to the child."""
+        """Forget the parent's buffers, which are not charged to the child."""
         self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
         self._free.clear()
         self._used = 0
@@ -198,7 +198,7 @@ def process_budget() -> Budget:
 def configure_process_budget(bytes_max: int) -> None:
     """Apply the ``budget_bytes_max`` of a ``FetchConfig`` that a caller passed in this process.
 
-    The first number replaces the default. If others follow, the largest one counts, in whatever order they come, so that
+    The first number replaces the default. If others follow, the largest one counts, whatever their order, so that
     one part of a program cannot take from another the memory that it was promised.
     """
     with _process.lock:

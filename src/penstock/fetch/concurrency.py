@@ -147,7 +147,7 @@ class Concurrency:
         self.limit = min(self.limit_max, self.limit * self._factor())
 
     def _is_busy(self, elapsed_s: float) -> bool:
-        """Whether the thread that receives has run nearly all the time; False if there are several, because that is unknown."""
+        """Whether the receiving thread has run nearly all the time; False if there are several, because that is unknown."""
         thread, before_s = self._cpu_since
         return thread == threading.get_ident() and self.cpu_s() - before_s > _BUSY_MIN * elapsed_s
 

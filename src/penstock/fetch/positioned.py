@@ -163,7 +163,7 @@ class PositionedObject:
         self._cancelled(waiting)
 
     def close(self) -> None:
-        """Cancel what is in flight, and drop what is held; reads that wait end with ``CancelledOperationError``. Idempotent."""
+        """Cancel the requests in flight, drop all pieces; waiting reads end with ``CancelledOperationError``. Idempotent."""
         with self._reads.lock:
             self._closed = True
             waiting = list(self._waiting)

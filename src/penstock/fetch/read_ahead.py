@@ -105,15 +105,15 @@ class ReadAhead:
             self._scheduler.wait_part()
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a delivered part; a ``PartBuffer`` returns itself."""
+        """Release the bytes reserved for a delivered part; a ``PartBuffer`` returns itself."""
         self._landings.release(part)
 
     def statistics(self) -> FetchStatistics:
-        """What was read so far."""
+        """Statistics so far."""
         return self._scheduler.statistics()
 
     def close(self) -> None:
-        """Cancel what is in flight and release every reserved byte. Idempotent; does nothing in a forked child."""
+        """Cancel the requests in flight and release every reserved byte. Idempotent; does nothing in a forked child."""
         if self._scheduler.closed or self._generation != forks.generation():
             return
         self._requests = None
@@ -207,11 +207,11 @@ class SingleRead:
         return read
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a delivered part; a ``PartBuffer`` returns itself."""
+        """Release the bytes reserved for a delivered part; a ``PartBuffer`` returns itself."""
         self._landings.release(part)
 
     def close(self) -> None:
-        """Cancel what is in flight and release every reserved byte."""
+        """Cancel the requests in flight and release every reserved byte."""
         if self._scheduler is not None:
             self._scheduler.close(self._taken)
             return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Requester(Protocol):
-    """Whoever sent a request, and hears how it goes. All methods run on an engine thread."""
+    """The sender of a request, which hears of its progress. All methods run on an engine thread."""
 
     def on_head(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """The answer to `part` has begun; see ``types.Sink.head``."""
@@ -65,7 +65,7 @@ class ObjectRead:
             that transform objects while they are read may list the sizes of what is stored.
         route: The way in which a whole object is requested.
         refusal: Why the object was not collected whole, if its route is then ``IN_PARTS``; None otherwise.
-        successor: The read that begins anew in place of this one, in the same memory, once the last request of this one has
+        successor: The read that starts again in place of this one, in the same memory, once the last request of this one has
             ended, which may still write there; None if there is none.
         rest: For a range in an object of unknown size, what follows the first part. It is requested, as far as the object
             goes, when the first answer has told the size; None before and afterwards.
@@ -393,7 +393,7 @@ class LandingAllocator:
         return True
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a part; a ``PartBuffer`` returns itself. Nothing happens in a forked child."""
+        """Release the bytes reserved for a part; a ``PartBuffer`` returns itself. Nothing happens in a forked child."""
         if part.reserved_bytes and self._generation == forks.generation():
             self._budget.release(part.reserved_bytes)
             part.reserved_bytes = 0

@@ -75,7 +75,7 @@ fight for the GIL, two context switches and 60 µs per object."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStatistics:
-    """What one read-ahead did.
+    """Statistics of one read-ahead.
 
     Attributes:
         requests_in_flight: Requests in flight now.
@@ -149,13 +149,13 @@ class RequestScheduler:
     # ── the consumer ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, items: Sequence[PlanItem]) -> None:
-        """Add items to the end of the plan, and send what may be sent."""
+        """Add items to the end of the plan, and send the requests that may be sent."""
         with self._lock:
             self._planned.extend(items)
             self._send_more()
 
     def adopt(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """Take over a read whose first request, in flight, turned out to be for a large object.
+        """Adopt a read whose first request, in flight, turned out to be for a large object.
 
         The scheduler must be new.
 
@@ -257,7 +257,7 @@ class RequestScheduler:
         self._wait(self._part_ready)
 
     def statistics(self) -> FetchStatistics:
-        """What was done so far."""
+        """Statistics so far."""
         return FetchStatistics(
             requests_in_flight=len(self._sent),
             requests_limit=self._concurrency.limit,
@@ -268,7 +268,7 @@ class RequestScheduler:
         )
 
     def close(self, taken: Sequence[ObjectRead]) -> None:
-        """Cancel what is in flight, and release the bytes of everything, including the reads that the consumer took."""
+        """Cancel the requests in flight, and release the bytes of everything, including the reads that the consumer took."""
         with self._lock:
             self.closed = True
             self._planned.clear()
@@ -339,7 +339,7 @@ class RequestScheduler:
     # ── sending (under the lock) ───────────────────────────────────────────────────────────────────────────────────
 
     def _send_more(self) -> None:
-        """Send what may be sent now."""
+        """Send the requests that may be sent now."""
         limit = self._concurrency.limit
         ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_PARTS_MAX))
         while not self.closed and len(self._sent) < self._concurrency.limit:
@@ -651,7 +651,7 @@ class RequestScheduler:
         self._landings.join_first(read)
 
     def _fail_read(self, read: ObjectRead, failure: PenstockError) -> None:
-        """Begin a read anew by its next route, or record that it failed."""
+        """Start a read again by its next route, or record that it failed."""
         route = self._next_route(read, failure)
         is_refused = isinstance(failure, ProtocolError) or read.is_misled
         read.error = read.refusal if read.refusal is not None and is_refused else failure
@@ -718,7 +718,7 @@ class RequestScheduler:
                 self._drop(part)
 
     def _drop(self, part: PartRequest) -> None:
-        """Release what an ended part holds, although its read, whose error may be kept for long, still refers to it."""
+        """Release the memory of an ended part, although its read, whose error may be kept for long, still refers to it."""
         self._landings.release(part)
         part.completion = part.landing = part.buffer = None
 

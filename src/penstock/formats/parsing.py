@@ -51,7 +51,7 @@ _MAGIC = (
 
 
 def look(head: Buffer) -> str | None:
-    """Return what an object with the first bytes `head` seems to be, or None if that is unknown."""
+    """Return a guess at what an object with the first bytes `head` is, or None if that is unknown."""
     start = bytes(head[:16])
     for magic, name in _MAGIC:
         if start.startswith(magic):

@@ -35,7 +35,7 @@ WHOLE_BYTES_MAX = 2 << 30
 
 
 class Unit(NamedTuple):
-    """What can be read by itself: a sample of a zip, a row group of Parquet.
+    """The smallest part of a shard that can be read by itself: a sample of a zip, a row group of Parquet.
 
     Attributes:
         spans: Ranges of the wanted fields in the shard, ascending; empty if the unit has none of them.
@@ -146,7 +146,7 @@ class RangedReader(Skipping, ABC):
             parts: The bytes of each of the unit's spans.
 
         Raises:
-            CorruptShardError: The bytes are not what the table of contents says.
+            CorruptShardError: The bytes do not match the table of contents.
             UnsupportedFormatError: The bytes are valid, but of a kind that is not supported; raised under every policy.
         """
         return [sample for piece in self.pieces(unit_index, parts) for sample in piece.samples]

@@ -66,7 +66,7 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetensorsHeader:
-    """What a file consists of.
+    """The contents of a file.
 
     Attributes:
         tensors: The tensors by name, in the order in which they lie in the file.

@@ -210,7 +210,7 @@ class FsspecWriter(Writer):
         self._finish()
 
     def discard(self) -> None:
-        """Drop what was sent, so that nothing becomes visible."""
+        """Drop the bytes that were sent, so that no object becomes visible."""
         self.abort()
 
     def _finish(self) -> None:
@@ -283,7 +283,7 @@ class FsspecCompressor(CommitOnExit, io.RawIOBase):
             super().close()
 
     def abort(self) -> None:
-        """Drop what was written. Idempotent."""
+        """Drop the bytes that were written. Idempotent."""
         self._writer.abort()
         with suppress(
             ClosedError

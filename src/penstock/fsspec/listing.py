@@ -105,7 +105,7 @@ class ListingFileSystem(LocatingFileSystem):
         return True
 
     def ls(self, path: Any, detail: bool = True, refresh: bool = False, **options: Any) -> list[Any]:
-        """List a directory; an object's path lists the object alone.
+        """List a directory; an object's path lists only the object.
 
         Raises:
             ObjectMissingError: There is neither an object nor a key below the path.

@@ -145,7 +145,7 @@ SUB_RESOURCES = frozenset(
 
 
 class Caller(NamedTuple):
-    """Who sent a request, after its signature was verified.
+    """The sender of a request, after its signature was verified.
 
     Attributes:
         access_key: ID of the access key; empty if the request is anonymous.
@@ -389,7 +389,7 @@ class Bucket(Protocol):
         """Perform any other operation: writing, deleting, sub-resources. Raises ``S3Error`` if the bucket is read-only."""
 
     async def close(self) -> None:
-        """Release what the bucket holds; idempotent."""
+        """Release the resources of the bucket; idempotent."""
 
 
 class BucketWrapper:
@@ -482,10 +482,10 @@ class BucketTable(Protocol):
 
 
 class SourceLinks(Protocol):
-    """How other processes reach the objects of a source bucket. ``serving/`` passes one to each bucket with a transform."""
+    """Gives other processes access to objects of a source bucket. ``serving/`` passes one to each bucket with a transform."""
 
     def worker_url(self, key: str, head: ObjectHead) -> tuple[str, str]:
-        """Return what ``Source.worker_url`` returns for the object of `key`."""
+        """Return the result of ``Source.worker_url`` for the object of `key`."""
 
     def signed_url(self, key: str, head: ObjectHead, headers: Mapping[str, str]) -> str:
         """Return what ``Source.signed_url`` returns for the object of `key`."""

@@ -40,7 +40,7 @@ def centre_box(size: Size, target: Size, *, fraction: float = 1.0) -> Box:
 def random_box(size: Size, rng: np.random.Generator, *, scale: tuple[float, float], aspect: tuple[float, float]) -> Box:
     """Return a region of random area and aspect ratio at a random place.
 
-    Each try draws three numbers, so that later draws of the stream depend on the number of tries alone.
+    Each try draws three numbers, so that later draws of the stream depend only on the number of tries.
 
     Args:
         size: Size of the picture.

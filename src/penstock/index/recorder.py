@@ -201,7 +201,7 @@ class Verifier:
         """Take the next bytes of the range.
 
         Raises:
-            ChecksumError: An extent that ends in them differs from what was indexed.
+            ChecksumError: An extent that ends in them differs from the index.
         """
         if self._sizes is None or self._crcs is None:
             return

@@ -123,7 +123,7 @@ class SampleMap:
             data: uint8[n], the bytes of its span, which are compared with its checksum.
 
         Raises:
-            ChecksumError: The bytes differ from what was indexed.
+            ChecksumError: The bytes differ from the index.
             CorruptShardError: The bytes are not one sample.
         """
         shard, number, (start, _), known = extent

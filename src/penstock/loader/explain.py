@@ -72,7 +72,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a loader would do with a pipeline. ``str(explanation)`` is what ``explain`` prints."""
+    """The plan of a loader for a pipeline. ``str(explanation)`` is what ``explain`` prints."""
 
     pipeline: str
     """As it was written."""
@@ -104,7 +104,7 @@ class Explanation:
     part_bytes: int
     """Bytes of each GET, at most."""
     row_bytes: int | None
-    """Size of a sample in a batch; None if the stages alone do not tell it, and it is counted as stored."""
+    """Size of a sample in a batch; None if the stages do not tell it, and it is counted as stored."""
     worker_factors: Mapping[int, float]
     """How often a ``DataLoader`` with 2, 4 and 8 workers reads each byte, by number of workers. Without workers: once."""
     memory: MemoryPlan

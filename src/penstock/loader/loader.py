@@ -36,7 +36,7 @@ class Loader:
 
     Args:
         pipeline: A pipeline that ends with ``.batch(n)``.
-        lanes: Number of lanes, the sequences of samples that the whole job reads side by side; a multiple of the world size.
+        lanes: Number of lanes, the sequences of samples that the whole job reads in parallel; a multiple of the world size.
             Default: 64 if the pipeline shuffles, otherwise the world size, so that one rank sees the stored order.
         threads: Number of decode threads, in all worker processes together. Default: one for each core that this process may
             use.
@@ -73,7 +73,7 @@ class Loader:
             added or dropped, or other weights. None keeps the current one. It must decide from its arguments, and alike on
             every rank: a resumed epoch calls it again with the statistics that the state remembers.
         fetch: Limits for reading; its ``budget_bytes_max`` bounds the bytes that are read ahead.
-        cache: Keeps what is read on this node's disk, as in ``penstock.connect``: ``"/nvme/penstock:200GB"``.
+        cache: Keeps data on this node's disk once it is read, as in ``penstock.connect``: ``"/nvme/penstock:200GB"``.
         progress: Whether to draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
 
     Raises:
@@ -195,7 +195,7 @@ class Loader:
     # ── statistics ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def statistics(self) -> LoaderStatistics:
-        """What was done so far, and where the time went. Cost: some microseconds, so it can be called at every step."""
+        """Statistics so far, and where the time went. Cost: some microseconds, so it can be called at every step."""
         return self._session.statistics()
 
     def bottleneck(self) -> Bottleneck:

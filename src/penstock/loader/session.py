@@ -194,7 +194,7 @@ class Session:
             self._line.end()
 
     def statistics(self) -> LoaderStatistics:
-        """What the loader did so far."""
+        """Statistics of the loader so far."""
         dropped: dict[str, int] = {}
         for transform in self.transforms:
             for stage, count in transform.tolerance.counts().items():

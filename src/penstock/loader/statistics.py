@@ -32,7 +32,7 @@ THREADS_WAIT_RATIO_MIN = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
-    """What a loader did since it was made. Time between epochs, and from ``break`` to the next ``iter``, is not counted.
+    """Statistics of a loader since it was made. Time between epochs, and from ``break`` to the next ``iter``, is not counted.
 
     Look at ``stall_ratio`` first. If it is close to 0, the training loop never waits, and nothing needs tuning. Otherwise
     ``bottleneck`` names the part to make faster.
@@ -49,7 +49,7 @@ class LoaderStatistics:
     elapsed_s: float
     """Seconds of iterating: the steps of the training loop, and its waits."""
     stall_s: float
-    """Seconds that the training loop waited for batches: what a faster loader could save."""
+    """Seconds that the training loop waited for batches: the time that a faster loader could save."""
     stall_p50_s: float
     """Median wait of the last 1 024 steps; 0 before the first."""
     stall_p99_s: float

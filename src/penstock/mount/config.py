@@ -27,7 +27,7 @@ class MountConfig:
         directory: Absolute path of the mount point.
         connection: Further arguments of ``connect``.
         manifest: URL of a manifest; if it is given, nothing is listed.
-        metadata_ttl_s: Seconds for which a name and what it stands for may be used without asking the store; ``math.inf``
+        metadata_ttl_s: Seconds for which a name and its node may be used without asking the store; ``math.inf``
             for as long as the mount lives.
         negative_ttl_s: The same for names that do not exist; None takes `metadata_ttl_s`.
         uid: Owner of all files; None takes the user of the process.

@@ -37,7 +37,7 @@ _log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonRequest:
-    """What a daemon is told.
+    """The request that a daemon receives.
 
     Attributes:
         config: The mount.

@@ -272,7 +272,7 @@ class StoreFileSystem:
         return found
 
     def close(self) -> None:
-        """The file system was unmounted: drop everything, and cancel what is in flight."""
+        """The file system was unmounted: drop everything, and cancel the requests in flight."""
         self._directories.close()
         for handle in list(self._open_files):
             self._close_file(handle)

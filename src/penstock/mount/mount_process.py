@@ -182,7 +182,7 @@ def mount(
         retry: Attempts and backoff.
         hedge: Second requests for late answers.
         fetch: Sizes of parts, read-ahead, and the byte budget of the process that serves the mount.
-        cache: Directory on this node's disk that keeps what is read, and its size: ``"/nvme/penstock:200GB"``.
+        cache: Directory of a cache on this node's disk, and its size: ``"/nvme/penstock:200GB"``.
 
     Raises:
         ConfigError: An argument is not valid, or the system does not permit the mount; the hint says what to do.

@@ -82,7 +82,7 @@ class SampleLocations(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LanedOrder:
-    """What all orders have: lanes, in which rank r of W owns the lanes l with l mod W = r.
+    """The base of all orders: lanes, of which rank r of W owns the lanes l with l mod W = r.
 
     Attributes:
         seed: Seed in [0, 2**64), the same for all ranks.

@@ -97,7 +97,7 @@ class Roots:
 
 
 class SourceListing(NamedTuple):
-    """What a source holds.
+    """The contents of a source.
 
     Attributes:
         roots: Stores of the members.

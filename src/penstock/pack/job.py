@@ -72,7 +72,7 @@ class PackJob:
         """Follow the plan that an earlier run stored.
 
         Args:
-            plan: The stored plan. Whoever can write to the destination may have written it, so it must not name anything
+            plan: The stored plan. Everybody who can write to the destination may have written it, so it must not name anything
                 outside the source.
             replan: Returns the plan of what the source holds now.
             must_match: Whether a source that has changed is an error.

@@ -62,7 +62,7 @@ _NO_BYTES = ("transform_version", "allow_loss")  # options that do not affect th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """How samples become shards.
+    """The options by which samples become shards.
 
     Attributes:
         format: A key of ``FORMATS_WRITTEN``; None takes the format of `name`'s suffix, or tar.

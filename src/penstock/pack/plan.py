@@ -54,7 +54,7 @@ class ShardPlan(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class PackPlan:
-    """What one packing does.
+    """The plan of one packing.
 
     Attributes:
         identity: Identity of source and options, 16 hexadecimal digits.

@@ -82,7 +82,7 @@ class PackListener(Protocol):
         """A shard and its index are stored; if `known`, an earlier run wrote them."""
 
     def verified(self, row: ShardRow) -> None:
-        """A shard was read back and equals what was written."""
+        """A shard was read back and equals the bytes that were written."""
 
 
 class NullListener:

@@ -262,7 +262,7 @@ class ShardFile:
         self._store.write(f"{MDS_ENTRIES_PREFIX}{self._name}.json", json.dumps(entry, sort_keys=True).encode())
 
     def abort(self) -> None:
-        """Drop what was written; idempotent."""
+        """Drop the bytes that were written; idempotent."""
         self._writer.abort()
         self._release()
 

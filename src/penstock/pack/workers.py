@@ -40,7 +40,7 @@ class StoppedError(ClosedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOptions:
-    """How a plan is carried out.
+    """The settings with which a plan is carried out.
 
     Attributes:
         executor: ``threads`` uses threads of this process; ``ray`` runs one task per shard on a cluster.

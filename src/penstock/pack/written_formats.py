@@ -32,7 +32,7 @@ KEY = "__key__"
 
 
 class FormatFeatures(NamedTuple):
-    """What a format stores of a sample besides the bytes of its fields.
+    """Properties of a format: what it stores of a sample besides the bytes of its fields.
 
     Attributes:
         keys: Whether it stores the key; otherwise the position of the sample serves as its key.

@@ -16,7 +16,7 @@ _TOKEN_MAX = {"int64": (1 << 63) - 1, "int32": (1 << 31) - 1, "uint32": (1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchStage:
-    """What all stages that form batches have; ``Batch`` describes the fields."""
+    """The common part of all stages that form batches; ``Batch`` describes the fields."""
 
     drop_last: bool = False
     collate: Callable[[list[dict[str, Any]]], Any] | None = None
@@ -138,7 +138,7 @@ class BatchBySize(_BatchStage):
 
 
 class SizeBudget:
-    """Decides where a batch ends, from the sizes of its samples alone.
+    """Decides where a batch ends, only from the sizes of its samples.
 
     Args:
         stage: The bounds.

@@ -38,8 +38,8 @@ class Dataset(ABC):
         with ps.objects("s3://bucket/images/").decode(ps.Image("jpg")).open() as ds:
             ds[0], ds[-1], ds[10:20], ds[[5, 2, 5]], ds["images/7.jpg"], len(ds), "images/7.jpg" in ds
 
-    Any number of threads may use a data set at once. It pickles what the listing or the index said, without connections,
-    and it keeps working in a forked child. Used as a context manager, it closes at the end of the block.
+    Any number of threads may use a data set at once. It pickles with its listing or index and without connections, and it keeps
+    working in a forked child. Used as a context manager, it closes at the end of the block.
     """
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Values]:
-        """Read samples by number or key, side by side; a sample that is requested twice is read once.
+        """Read samples by number or key, in parallel; a sample that is requested twice is read once.
 
         Args:
             indices: int[n], or keys.

@@ -53,7 +53,7 @@ def shards(
             list is taken literally; only its URLs that end with ``/`` are prefixes.
         format: Name of the shards' format, e.g. ``"tar"``; None: their names and first bytes tell.
         on_corrupt: Policy for damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
-            of the shard; what is skipped is counted.
+            of the shard; skipped samples are counted.
         manifest: URL of a list of shards, instead of `urls`: then no store is listed.
         **connection: ``endpoint_url``, ``region``, ``profile``, ``credentials``, ``anonymous``, ``addressing``,
             ``transport``, ``retry``, ``hedge``, ``requester_pays``, ``sse_customer_key``, ``expected_bucket_owner``:

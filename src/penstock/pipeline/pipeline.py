@@ -58,7 +58,7 @@ class Pipeline:
 
         Args:
             window: Number of samples that the job holds in memory to draw from, over all ranks; each rank holds its share.
-            seed: Seed in [0, 2**64); the order depends on the seed, the epoch and the shards alone.
+            seed: Seed in [0, 2**64); the order depends only on the seed, the epoch and the shards.
 
         Raises:
             ConfigError: An argument is out of bounds, or the pipeline already has a ``shuffle`` or an ``evaluate``.
@@ -356,7 +356,7 @@ class Pipeline:
             seed: Seed in [0, 2**64) of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
             index: For shards: ``"require"`` an index, or ``"auto"``: if none exists, read the shards once and build it.
             index_dir: Directory in which the index of the shards may also lie, and in which ``"auto"`` builds it.
-            cache: Cache what is read on this node's disk, as for ``connect``.
+            cache: Keep data on this node's disk once it is read, as for ``connect``.
             fetch: Bounds for reading. Its ``gap_bytes_max`` then fixes the widest gap to read through, which otherwise
                 follows from measurements.
 
@@ -391,7 +391,7 @@ class Pipeline:
         return None
 
     def fields(self) -> tuple[str, ...] | None:
-        """Return the names of the output fields, or None if the stages alone do not determine them."""
+        """Return the names of the output fields, or None if the stages do not determine them."""
         names: tuple[str, ...] | None = None
         for stage in self.stages:
             if isinstance(stage, Select | Decode):

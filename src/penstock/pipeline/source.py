@@ -73,7 +73,7 @@ class Shards:
         connection: Options to connect to the stores.
         format: Name of the shards' format; None: their names and first bytes tell.
         on_corrupt: Policy for damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
-            of the shard; what is skipped is counted.
+            of the shard; skipped samples are counted.
         manifest: URL of a list of shards that is read instead of listing a store; `urls` is then empty.
         picked: Numbers of the samples to read, counted over all shards; None: all samples.
     """

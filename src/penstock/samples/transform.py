@@ -446,7 +446,7 @@ def rebatches(pipeline: Pipeline) -> bool:
 
 
 def row_bytes(pipeline: Pipeline) -> int | None:
-    """Size of a sample in a batch, in bytes; None if the stages alone do not tell."""
+    """Size of a sample in a batch, in bytes; None if the stages do not tell."""
     if (blocks := pipeline.stage(TokenBlocks)) is not None:
         return blocks.length * (np.dtype(blocks.dtype).itemsize + 8 * blocks.position_ids)
     specs = SampleTransform(pipeline.flat().leaves[0]).specs()

@@ -265,7 +265,7 @@ class FunctionReader(SampleReader):
         """Return a stream of samples in the order of `numbers`.
 
         Args:
-            numbers: Numbers of the samples; pulled a little ahead of what is read.
+            numbers: Numbers of the samples; pulled a little ahead of the reads.
             threads_count: Number of threads that call the function for this stream; None: the threads that all streams
                 of the reader share.
         """

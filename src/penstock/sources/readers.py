@@ -52,7 +52,7 @@ class SampleStream(Protocol):
         """
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
 
 
 class SampleReader(ABC):
@@ -85,7 +85,7 @@ class SampleReader(ABC):
         """Return a stream of samples in the order of `numbers`. Reading ahead starts when the first sample is taken.
 
         Args:
-            numbers: Numbers of the samples; pulled a little ahead of what is read.
+            numbers: Numbers of the samples; pulled a little ahead of the reads.
             threads_count: Number of threads that call a user's function for this stream; None: the threads that all
                 streams of the reader share.
         """
@@ -225,7 +225,7 @@ class StoredStream:
         return self._reader.made(located, [blob.data, *(next(blobs).data for _ in range(len(located.items) - 1))])
 
     def close(self) -> None:
-        """Cancel what is being read; any thread may call this; idempotent."""
+        """Cancel the reads in progress; any thread may call this; idempotent."""
         self._closed = True
         if self._blobs is not None:
             self._blobs.close()

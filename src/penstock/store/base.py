@@ -60,7 +60,7 @@ class Store(ABC):
         """Return the URL of `key` for messages, without credentials and query."""
 
     def statistics(self) -> Any:
-        """Return an immutable record of what this layer did so far; its class documents each field."""
+        """Return an immutable record of the statistics of this layer so far; its class documents each field."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing of their own
@@ -116,7 +116,7 @@ class Store(ABC):
         """Read many objects or ranges ahead of the consumer, as many at a time as it and the store can take.
 
         Args:
-            requests: Keys, or pairs of key and ``ByteRange``; consumed lazily, a little ahead of what is in flight.
+            requests: Keys, or pairs of key and ``ByteRange``; consumed lazily, a little ahead of the requests in flight.
             ordered: True delivers in the order of `requests`, False as the answers arrive.
 
         Returns:
@@ -256,7 +256,7 @@ class Store(ABC):
         """Return a file object that writes an object of any size; parts are uploaded in parallel.
 
         The object becomes visible when ``close()`` returns. An exception inside ``with``, ``abort()`` and garbage
-        collection never commit; they drop what was sent.
+        collection never commit; they drop the bytes that were sent.
 
         Args:
             key: Key of the object.

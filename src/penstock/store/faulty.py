@@ -17,7 +17,7 @@ class Faulty(Wrapper):
 
     Args:
         inner: The store.
-        fail_at_call: Number of the one operation to fail, from 1; None chooses by `ratio` alone.
+        fail_at_call: Number of the one operation to fail, from 1; None chooses only by `ratio`.
         ratio: Share of operations to fail, from 0 to 1; a hash of `seed` and the operation's number chooses them.
         seed: Any whole number; with the same one, the same operations fail.
         error: Error of the failed operations; None means a ``ShortReadError`` after half of the body for a ``Get``.

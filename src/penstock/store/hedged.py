@@ -123,7 +123,7 @@ class Hedged(Wrapper):
         engine.call_later(max(delay_s, 0.005), lambda: self._tick(closings))
 
     def _tick(self, closings: int) -> None:
-        """Hedge what is late; the dict is in order of submission, so the first young operation ends the search."""
+        """Hedge late requests; the dict is in order of submission, so the first young operation ends the search."""
         if closings != engine.closings:  # an engine that was closed is not started again for this
             self._ticking = False
             return

@@ -97,7 +97,7 @@ class HttpStore(RemoteStore):
 class _HttpExchange(Exchange[HttpStore]):
     """One GET or HEAD. A HEAD that is refused, or does not tell the size, becomes a GET of one byte.
 
-    Many URLs are signed for GET alone, and some servers answer only GET. A request that is redirected is sent again, to be
+    Many URLs are signed only for GET, and some servers answer only GET. A request that is redirected is sent again, to be
     followed.
     """
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Readable(Core, Protocol):
-    """What reading needs of a store.
+    """The part of a store that reading needs.
 
     Attributes:
         fetch_config: Sizes of parts and bounds of requests; None means ``FetchConfig()``.
@@ -121,7 +121,7 @@ def check_iterable(method: str, requests: object) -> None:
 
 @boundary
 class _Iterator:
-    """An iterator over a ``ReadAhead``; dropping it cancels what is in flight."""
+    """An iterator over a ``ReadAhead``; dropping it cancels the requests in flight."""
 
     _ahead: ReadAhead
 
@@ -133,7 +133,7 @@ class _Iterator:
             self._ahead.close()
 
     def statistics(self) -> FetchStatistics:
-        """What was read so far."""
+        """Statistics so far."""
         return self._ahead.statistics()
 
 
@@ -442,7 +442,7 @@ class ReadInto(_Iterator):
         return [cut.request_index for cut in item.cuts]
 
     def _check(self, finished: ObjectRead, info: ObjectInfo, view: memoryview) -> None:
-        """Compare what has landed with what was wanted: its length, and the checksum of a whole object."""
+        """Compare the landed bytes with the request: their length, and the checksum of a whole object."""
         item = finished.item
         received_bytes = 0
         for part in finished.parts:

@@ -56,7 +56,7 @@ CLAIM_HEADER = "x-amz-meta-penstock-claim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """What some buckets demand of every request.
+    """Headers that some buckets demand of every request.
 
     Attributes:
         requester_pays: Whether to agree to pay for requests and transfer.

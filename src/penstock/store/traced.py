@@ -101,7 +101,7 @@ class Traced(Wrapper):
         log.debug("%s %s: %s in %.4f s", name, self.describe(key), outcome, time.monotonic() - first)
 
     def statistics(self) -> StoreStatistics:
-        """Return what was counted so far. Cost: three quantiles of 512 numbers."""
+        """Return the statistics so far. Cost: three quantiles of 512 numbers."""
         return StoreStatistics(
             operations={kind.__name__: count for kind, count in self._operations.items()},
             errors=dict(self._errors),

@@ -170,7 +170,7 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
 def multipart_etag(part_etags: Iterable[str]) -> str | None:
     """Return the ETag, without quotes, that S3 gives an object of parts: the MD5 of the parts' MD5s, and their number.
 
-    The number alone would also fit another version of the object. If the parts have ETags of another kind, as with some
+    The number by itself would also fit another version of the object. If the parts have ETags of another kind, as with some
     encryptions and in some stores, this returns None.
     """
     try:
@@ -314,7 +314,7 @@ class Upload:
         return info
 
     def _check_kept(self, info: ObjectInfo, sent: Hasher) -> None:
-        """Compare the checksum that the store keeps of the object with that of what was sent."""
+        """Compare the checksum that the store keeps of the object with that of the bytes that were sent."""
         core = self._core
         if "crc32c" not in info.checksums and core not in _held:
             with suppress(StoreError):  # credentials that may write need not be allowed to read

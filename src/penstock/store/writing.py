@@ -54,10 +54,10 @@ class Abortable(Protocol):
     """Something that is written, and visible once it is closed."""
 
     def close(self) -> None:
-        """Make what was written visible."""
+        """Make the written bytes visible."""
 
     def abort(self) -> None:
-        """Drop what was written."""
+        """Drop the bytes that were written."""
 
 
 @boundary
@@ -210,7 +210,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         """Send the rest and make the object visible; does nothing if the writer was closed or aborted.
 
         Raises:
-            StoreError: A part or the commit failed; nothing is visible, and what was sent is dropped.
+            StoreError: A part or the commit failed; nothing is visible, and the bytes that were sent are dropped.
             ObjectExistsError: ``if_absent`` is true, and there is an object of that key.
         """
         if self._state != "open":
@@ -232,7 +232,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._end("closed")
 
     def abort(self) -> None:
-        """Drop what was sent, so that nothing becomes visible. Idempotent; does nothing after ``close()``."""
+        """Drop the bytes that were sent, so that no object becomes visible. Idempotent; does nothing after ``close()``."""
         if self._state == "open":
             self._end("aborted")
             self._upload.abort()

@@ -185,7 +185,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return {**self.__dict__, "_options": options, "_loader": None, "_current": None, "_pending": None}
 
     def _leave_parent(self) -> None:
-        """Forget what belongs to the parent, if this is a forked child."""
+        """Forget the parent's state, if this is a forked child."""
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._loader = self._current = self._pending = None

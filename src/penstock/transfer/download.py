@@ -140,7 +140,7 @@ class Download:
         os.close(self._fd)
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove the bytes that were written."""
         with suppress(FileNotFoundError):
             os.unlink(self._temporary)  # noqa: PTH108
         os.close(self._fd)  # which releases the lock

@@ -101,7 +101,7 @@ class HttpSink(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpAnswer:
-    """How an exchange ended.
+    """The end of an exchange.
 
     Attributes:
         status: Status of the last answer; 0 if there was none.
@@ -149,7 +149,7 @@ DEFECT = -7
 
 
 class TransferLoop(Protocol):
-    """What a transfer needs of the event loop that carries it."""
+    """The part of an event loop that its transfers need."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop's thread; callable from any thread."""

@@ -197,7 +197,7 @@ class EventLoop:
         parent's connections or change what its epoll watches. One leaked reference holds all of them, even when the
         interpreter clears its modules at exit.
 
-        The child's copies of the sockets are closed, by descriptor alone. If one stayed open, a connection that the parent
+        The child's copies of the sockets are closed by descriptor only. If one stayed open, a connection that the parent
         closes would stay alive and registered with the parent's epoll, and the parent's loop would spin on it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))

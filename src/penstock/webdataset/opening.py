@@ -225,7 +225,7 @@ class ShardUpload(Writer):
         self.close()
 
     def drop(self) -> None:
-        """Drop what was sent, and everything that is still written."""
+        """Drop the bytes that were sent, and everything that is still written."""
         self._is_dropped = True
         self.abort()
 

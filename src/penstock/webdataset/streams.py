@@ -116,7 +116,7 @@ class ShardStreams(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Cancel what is in flight; idempotent. The stream that was opened last can still be read."""
+        """Cancel the requests in flight; idempotent. The stream that was opened last can still be read."""
         self._leave()
         self._stop()
 

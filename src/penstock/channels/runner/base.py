@@ -102,7 +102,7 @@ class BaseDirectory:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Unmount and remove what the run made; files of an explicit directory stay. Idempotent."""
+        """Unmount and remove everything that the run made; files of an explicit directory stay. Idempotent."""
         if self.lock_fd < 0:
             return
         clean(self.layout.base, is_private=self.is_private)

@@ -58,7 +58,7 @@ class RunResult:
 
 
 class RunProgress(ChannelProgress, Protocol):
-    """Hears what a run is doing; of downloads, from several threads."""
+    """Hears the progress of a run; of downloads, from several threads."""
 
     def started(self) -> None:
         """The program starts now."""
@@ -158,7 +158,7 @@ def run_job(job: Job, *, connection: Mapping[str, Any], progress: RunProgress | 
     Args:
         job: The job.
         connection: Options of ``penstock.connect`` for all stores.
-        progress: Hears what the run is doing.
+        progress: Hears the progress of the run.
 
     Raises:
         PenstockError: A channel failed, the program could not be started, or results could not be stored.

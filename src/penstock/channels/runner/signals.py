@@ -16,7 +16,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interruptions:
-    """What SIGTERM, SIGINT and SIGHUP do to a run before its program starts and after it has ended. A context manager.
+    """The effect of SIGTERM, SIGINT and SIGHUP on a run before its program starts and after it has ended. A context manager.
 
     The first signal does what it did before; if it would have ended the process, the run is interrupted and cleaned up, and the
     signal ends the process afterwards. Later ones are ignored, so a second Ctrl-C does not interrupt the cleaning. Signals that

@@ -176,7 +176,7 @@ class SupervisedProgram:
 
 
 def _is_foreground() -> bool:
-    """Whether this process is in the foreground of a terminal, so that Ctrl-C reaches the program, too."""
+    """Return whether this process is in the foreground of a terminal, so that Ctrl-C reaches the program, too."""
     try:
         fd = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:

@@ -25,7 +25,7 @@ SCAN_S = 5.0
 
 
 def upload_folder(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
-    """Upload what is in a directory: as one archive if the URL ends with ``.tar.gz``, otherwise file by file below the URL.
+    """Upload the files of a directory: as one archive if the URL ends with ``.tar.gz``, otherwise one by one below the URL.
 
     Returns:
         The number of files.
@@ -81,7 +81,7 @@ class _Version(NamedTuple):
 class CheckpointUploader:
     """Uploads the files of a directory while a program writes them. A thread looks for changes; ``close`` uploads the rest.
 
-    A file is uploaded when two looks in a row have found it unchanged, so that half-written files are left alone. Files that
+    A file is uploaded when two looks in a row have found it unchanged, so that half-written files are not touched. Files that
     the program removes stay in the store.
 
     Args:
@@ -111,7 +111,7 @@ class CheckpointUploader:
         self._thread.start()
 
     def close(self) -> None:
-        """Upload what has changed since, and end.
+        """Upload the files that have changed since, and end.
 
         Raises:
             StoreError: A file could not be stored, a link leads out of the directory, or something else is in its place.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ReadersAhead:
-    """Iterator over readers of objects. Dropping it cancels what is in flight. For one thread at a time.
+    """Iterator over readers of objects. Dropping it cancels the requests in flight. For one thread at a time.
 
     Args:
         stores: The stores of the objects' buckets.
@@ -160,7 +160,7 @@ class DatasetOptions(TypedDict, total=False):
 
 
 class _Objects:
-    """What both kinds of data sets have in common."""
+    """The base class of both kinds of data sets."""
 
     def __init__(self, locate: Locate, **options: Unpack[DatasetOptions]) -> None:
         check_names(type(self).__name__, options, DatasetOptions.__annotations__)

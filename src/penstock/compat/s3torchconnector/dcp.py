@@ -43,22 +43,22 @@ IGNORED = ("single_file_per_rank", "sync_files", "per_thread_copy_ahead", "cache
 
 
 class S3PrefixStrategyBase(ABC):
-    """Chooses what the names of a rank's files begin with; a program's own strategies inherit it."""
+    """Chooses the prefix of the names of a rank's files; a program's own strategies inherit it."""
 
     def __call__(self, rank: int) -> str:
-        """Return what the names of the files of `rank` begin with."""
+        """Return the prefix of the names of the files of `rank`."""
         return self.generate_prefix(rank)
 
     @abstractmethod
     def generate_prefix(self, rank: int) -> str:
-        """Return what the names of the files of `rank` begin with; it usually ends with ``__{rank}_``."""
+        """Return the prefix of the names of the files of `rank`; it usually ends with ``__{rank}_``."""
 
 
 class DefaultPrefixStrategy(S3PrefixStrategyBase):
     """All files lie in the checkpoint's directory: ``__3_`` for rank 3."""
 
     def generate_prefix(self, rank: int) -> str:
-        """Return what the names of the files of `rank` begin with."""
+        """Return the prefix of the names of the files of `rank`."""
         return f"__{rank}_"
 
 
@@ -73,7 +73,7 @@ class _DirectoryStrategy(S3PrefixStrategyBase):
         self._directories = directories
 
     def generate_prefix(self, rank: int) -> str:
-        """Return what the names of the files of `rank` begin with: ``DIRECTORY/epoch_N/__RANK_``."""
+        """Return the prefix of the names of the files of `rank`: ``DIRECTORY/epoch_N/__RANK_``."""
         _, world_size = rank_and_world_size() or (0, 1)
         epoch = "" if self.epoch_num is None else f"epoch_{self.epoch_num}/"
         return f"{self._directories(rank, world_size)}{epoch}__{rank}_"
@@ -173,7 +173,7 @@ class S3StorageWriter(_UriStorage, StorageWriter):
         region: Region of the bucket; if it is wrong, the store's answer corrects it.
         path: ``s3://`` URI of the checkpoint's directory.
         s3client_config: Options of the client.
-        prefix_strategy: Chooses what the names of a rank's files begin with.
+        prefix_strategy: Chooses the prefix of the names of a rank's files.
         thread_count: Threads of each rank that write files, and number of files.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
         overwrite: Whether a save replaces an earlier checkpoint of the path, as a whole.

@@ -174,7 +174,7 @@ class _OpenedLater(S3Reader):
         return line
 
     def close(self) -> None:
-        """Close the file, and cancel what is in flight; idempotent."""
+        """Close the file, and cancel the requests in flight; idempotent."""
         file, self._file = self._file, None
         if file is not None:
             self._position = 0

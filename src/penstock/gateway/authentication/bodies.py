@@ -110,7 +110,7 @@ def open_body(
 
 
 class BodyCheck:
-    """One hash of the whole body, and what it must be. `algorithm` is the name of an S3 checksum, or empty."""
+    """One hash of the whole body, and its expected value. `algorithm` is the name of an S3 checksum, or empty."""
 
     __slots__ = ("_error", "_expected", "algorithm", "hasher")
 

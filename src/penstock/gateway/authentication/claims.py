@@ -68,7 +68,7 @@ class SignatureClaim(NamedTuple):
     """The signature of a request, and how it was made.
 
     Attributes:
-        signer: The signer, and what was signed.
+        signer: The signer, and the scope of the signature.
         signature: The signature: 64 hexadecimal digits, if it is right.
         stamp: Time of signing: ``20260102T030405Z``.
         payload: Hash of the payload, or what stands for it.

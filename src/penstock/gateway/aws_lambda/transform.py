@@ -82,7 +82,7 @@ class LambdaTransform:
         return arguments_of(request, self._config.varies_by, epoch=self._access_point.epoch)
 
     def seen(self, request: GatewayRequest) -> GatewayRequest:
-        """Return what the handler gets of a request."""
+        """Return the parts of a request that the handler gets."""
         return seen_request(request, self._config.varies_by)
 
     async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:

@@ -146,7 +146,7 @@ class HandlerOutput(OutputPipe):
         self._is_dropping = False
 
     def begin(self, request_id: str) -> None:
-        """Attribute what follows to a request."""
+        """Attribute the following output to a request."""
         self.drain()
         self.request_id = request_id
         self._call_bytes = self._call_lines = 0

@@ -42,7 +42,7 @@ _DEFAULT_TYPE = "binary/octet-stream"
 
 
 class KnownObject:
-    """One version of an object that the cache of its store knows and believes.
+    """One version of an object that the cache of its store holds and trusts.
 
     Args:
         cached: The cache.
@@ -85,7 +85,7 @@ class KnownObject:
 
 
 class KnownObjects:
-    """The objects of one store that its cache knows and believes. Their heads are made once, and not for each read.
+    """The objects of one store that its cache holds and trusts. Their heads are made once, and not for each read.
 
     Args:
         store: The store; without a cache around it, nothing is known.
@@ -99,7 +99,7 @@ class KnownObjects:
         self._objects: dict[Key, KnownObject] = {}
 
     def get(self, key: Key) -> KnownObject | None:
-        """Return an object; None if the cache does not know it with its headers, or no longer believes what it knows."""
+        """Return an object; None if the cache does not know it with its headers, or no longer trusts it."""
         cached = self._cached
         info = cached.stat_nowait(key) if cached is not None else None
         if cached is None or info is None or (self._needs_headers and not info.headers):

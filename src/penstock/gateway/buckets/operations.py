@@ -106,7 +106,7 @@ class BucketOperations:
         """Refuse a question about a bucket that was removed; raises ``S3Error``."""
 
     async def close(self) -> None:
-        """Release what it holds; idempotent."""
+        """Release all resources; idempotent."""
 
 
 class ReadOnlyOperations(BucketOperations):

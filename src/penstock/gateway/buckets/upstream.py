@@ -182,7 +182,7 @@ class UpstreamBucket:
         return info
 
     async def _with_headers(self, info: ObjectInfo) -> ObjectInfo:
-        """Return an object with its headers. Only if it was known from a listing alone, that costs a request."""
+        """Return an object with its headers. This costs a request only if the object was known from a listing."""
         if info.headers or not self.store.keeps_headers:
             return info
         found = await self._stat(info.key)

@@ -137,7 +137,7 @@ class DerivedResults:
             removed then.
 
         Raises:
-            ChecksumError: They are not what the record says. The record is removed, so that the result is produced next time.
+            ChecksumError: They do not match the record. The record is removed, so that the result is produced next time.
             PenstockError: They cannot be read.
         """
         name = record.name
@@ -302,7 +302,7 @@ class DerivedContent(NamedTuple):
 
 
 def read_derived(store: Store) -> DerivedContent:
-    """Return what a bucket of results holds.
+    """Return the results in a bucket of results.
 
     Raises:
         StoreError: The bucket cannot be read.

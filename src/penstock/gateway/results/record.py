@@ -108,7 +108,7 @@ def decode_record(data: Buffer) -> ResultRecord:
     """Return the record that `data` holds.
 
     Raises:
-        BadRecordError: It holds none. Whoever can write to a bucket of results may have written anything.
+        BadRecordError: It holds none. Everybody who can write to a bucket of results may have written anything.
     """
     try:
         record = ResultRecord(**json.loads(bytes(data)))

@@ -139,7 +139,7 @@ class Run:
             The record of the result. It is stored if all blocks could be stored, which ``is_kept`` shows.
 
         Raises:
-            Exception: Whatever the producer raised; then nothing is kept.
+            Exception: The error of the producer; then nothing is kept.
         """
         produce = self.plan.produce
         try:

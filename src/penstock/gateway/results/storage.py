@@ -144,7 +144,7 @@ class ResultStorage:
         """Give the right back."""
 
     def close(self) -> None:
-        """Release what the storage holds; idempotent."""
+        """Release the resources of the storage; idempotent."""
 
 
 class DirectoryStorage(ResultStorage):

@@ -61,7 +61,7 @@ class StatusView:
 
 
 def make_view(config: GatewayConfig, totals: Totals, *, state: str, started_s: float) -> StatusView:
-    """Return what the page shows.
+    """Return the texts and tables of the page.
 
     Args:
         config: The configuration.

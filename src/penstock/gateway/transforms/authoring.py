@@ -99,7 +99,7 @@ class EpochNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformRequest:
-    """What a transform knows about the request that it serves.
+    """The request that a transform serves, as far as the transform may see it.
 
     Results are kept and shared. Therefore a transform sees only what is part of the result's ETag: the parameters and
     headers that it declares by ``query=`` and ``headers=``, and epoch and seed if it declares ``uses_epoch=True`` or
@@ -150,7 +150,7 @@ class TransformRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A result with headers. A transform that needs none returns, or yields, the bytes alone.
+    """A result with headers. A transform that needs none returns, or yields, only the bytes.
 
     Attributes:
         body: Bytes, or an iterable of bytes, which is consumed while the result is sent. A piece may not be changed until the

@@ -131,7 +131,7 @@ def _target(name: str) -> str:
 
 
 class ProcessSetup(NamedTuple):
-    """What a worker process receives before its first call.
+    """The message that a worker process receives before its first call.
 
     Attributes:
         program: Program to run.
@@ -418,7 +418,7 @@ def load_program(program: TransformProgram) -> LoadedProgram:
 
     Raises:
         ConfigError: A function does not exist, or an argument is unknown, missing or ill-typed.
-        Exception: Whatever importing the author's module raises.
+        Exception: Any error of importing the author's module.
     """
     steps = [load_step(step, import_function(step.target, folder=program.folder)) for step in program.steps]
     return LoadedProgram(steps=tuple(steps))

@@ -187,7 +187,7 @@ class VersionReader(io.RawIOBase):
         return PlanItem(self._source.stored_key, span, self.etag, self.size_bytes)
 
     def close(self) -> None:
-        """Release what is read ahead; idempotent."""
+        """Release the read-ahead; idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -61,7 +61,7 @@ def try_transform(
     Raises:
         ConfigError: The transform does not exist, or its arguments are wrong.
         StoreError: The source cannot be read.
-        Exception: Whatever the transform raises.
+        Exception: Any error of the transform.
 
     Example::
 

@@ -74,7 +74,7 @@ GATHER_S_MAX = 0.05
 
 
 class OutputSender:
-    """Sends frames to the gateway: the main thread's, and from a timer what has been gathered for too long.
+    """Sends frames to the gateway: the main thread's, and from a timer pieces that have waited for too long.
 
     Small pieces are gathered in a queue, which the main thread fills without a lock; the lock is held while something is sent.
 
@@ -132,17 +132,17 @@ class OutputSender:
         return sent_bytes
 
     def flush(self) -> None:
-        """Send what has been gathered."""
+        """Send the gathered pieces."""
         with self._lock:
             self._send(b"")
 
     def drop(self) -> None:
-        """Forget what has been gathered."""
+        """Forget the gathered pieces."""
         with self._lock:
             self._gathered.clear()
 
     def _flush_late(self) -> None:
-        """Send what has been gathered for too long. The thread ends with the process."""
+        """Send pieces that have waited for too long. The thread ends with the process."""
         pause = threading.Event()
         while self._armed.wait():
             self._armed.clear()
@@ -154,12 +154,12 @@ class OutputSender:
                 return  # the gateway is gone, and the main thread will notice
 
     def _taken(self) -> bytes:
-        """Take what has been gathered. The main thread may append meanwhile."""
+        """Take the gathered pieces. The main thread may append meanwhile."""
         gathered = self._gathered
         return b"".join([gathered.popleft() for _ in range(len(gathered))])
 
     def _send(self, after: bytes) -> None:
-        """Send what has been gathered, and a frame after it, in one call."""
+        """Send the gathered pieces, and a frame after them, in one call."""
         data = self._taken()
         pieces: list[Buffer] = [HEAD.pack(FrameKind.DATA, len(data)), data] if data else []
         if after:
@@ -168,7 +168,7 @@ class OutputSender:
             _send_all(self._socket, pieces)
 
     def _send_long(self, rest: memoryview) -> None:
-        """Send a piece that is not copied, in one call with what has been gathered before it."""
+        """Send a piece that is not copied, in one call with the pieces gathered before it."""
         before = self._taken()
         while rest:
             part, rest = rest[: DATA_BYTES_MAX - len(before)], rest[DATA_BYTES_MAX - len(before) :]

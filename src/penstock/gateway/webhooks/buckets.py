@@ -20,7 +20,7 @@ _ARN = re.compile(r"arn:minio:s3-object-lambda:[^:]*:([^:]+):webhook")
 class ArnBucket(BucketWrapper):
     """A bucket that serves its objects as they are, or through the webhook that a request names; implements ``Bucket``.
 
-    MinIO takes the parameter for GET alone. Here it also works for HEAD, which then describes the transformed object.
+    MinIO takes the parameter only for GET. Here it also works for HEAD, which then describes the transformed object.
 
     Args:
         plain: The bucket.

@@ -124,7 +124,7 @@ class BatchInput(Protocol):
     """What a builder reads: a ``Feed``, or the blocks that worker processes give."""
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent. May be called from any thread."""
+        """Cancel the reads in progress; idempotent. May be called from any thread."""
 
 
 class ThreadBackend:

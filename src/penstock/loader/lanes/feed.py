@@ -56,7 +56,7 @@ class Feed(Protocol):
         """The position after the samples that were taken. Cost: below 1 µs per lane."""
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
 
 
 def charge(window_bytes: int) -> int:
@@ -158,7 +158,7 @@ class LanesFeed(Generic[AnyLane]):
         return IndexPosition(self._round_count * self._lanes_count + number)
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
         for lane in self.lanes:
             lane.close()
         while self._charged:
@@ -234,7 +234,7 @@ class SelectedBatchesFeed:
         return self._feed.position()
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
         self._feed.close()
 
 
@@ -309,7 +309,7 @@ class _MeteredStream:
         return samples, origins
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._stream.close()
 
 
@@ -353,7 +353,7 @@ class ObjectsFeed:
         return IndexPosition(int(next_position[0]) if len(next_position) else self._positions.stop)
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
         self._stream.close()
 
 
@@ -425,5 +425,5 @@ class ObjectLane:
         """Nothing waits for more."""
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
         self._stream.close()

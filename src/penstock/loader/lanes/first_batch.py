@@ -363,7 +363,7 @@ def _bytes_of(ranges: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buff
 
     Raises:
         StoreError: One cannot be read.
-        ChecksumError: One is not what was indexed.
+        ChecksumError: A sample differs from the index.
     """
     for store, group in groupby(ranges, key=attrgetter("shard.store")):
         from penstock.index import Verifier  # imported here, because most epochs prefetch nothing
@@ -436,7 +436,7 @@ class PrefetchedLane:
         self._rest().read_more()
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         with self._opening:
             self._closed = True
         if self._lane is not None:

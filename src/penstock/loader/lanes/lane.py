@@ -74,7 +74,7 @@ class SampleLane(Protocol):
         """Take in one more part. Blocks for it."""
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
 
 
 class ResumableLane(SampleLane, Protocol):
@@ -165,7 +165,7 @@ class Lane:
         return self._filling[:count]
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._reader.close()
 
     @property
@@ -330,7 +330,7 @@ class MixedLane:
                     each.lane.read_more()
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         for lanes in self._lanes:
             for each in list(lanes):
                 each.lane.close()

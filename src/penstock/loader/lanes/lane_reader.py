@@ -84,7 +84,7 @@ class LaneReader:
         return parsed
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._closed = True
         for each in tuple(self._open):
             each.close()
@@ -193,7 +193,7 @@ class StreamedSegments:
         return parsed
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._chunks.close()  # type: ignore[attr-defined]
         for probe in self._probes.values():
             probe.close()

@@ -127,7 +127,7 @@ class RangedShard:
 
         Raises:
             StoreError, ConfigError, ClosedError: The same as for ``request``.
-            CorruptShardError: The same as for ``request``, or a unit is not what the table of contents says.
+            CorruptShardError: The same as for ``request``, or a unit does not match the table of contents.
         """
         if self._ended:
             return None
@@ -150,7 +150,7 @@ class RangedShard:
         return parsed
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._closed = True
         self._contents.close()
         if self._chunks is not None:
@@ -337,7 +337,7 @@ class MetadataProbe(Generic[T]):
             self._chunks = self._request(span)
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel the reads in progress; from any thread, idempotent."""
         self._chunks.close()  # type: ignore[attr-defined]
 
     def _request(self, span: ByteRange) -> Iterator[Chunk]:
@@ -404,7 +404,7 @@ class TableOfContents:
         return self._probe.spans if self._probe is not None else ()
 
     def close(self) -> None:
-        """Cancel what is being read, unless the table is there; from any thread, idempotent."""
+        """Cancel the reads in progress, unless the table has arrived; from any thread, idempotent."""
         if self._has_arrived:
             return
         self.is_closed = True

@@ -99,7 +99,7 @@ class IndexRecorder:
         self._in_background = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the configuration alone. A worker process writes its index before it reports the end of the epoch."""
+        """Pickle only the configuration. A worker process writes its index before it reports the end of the epoch."""
         return {"place": self._place}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ class ParsedSamples(NamedTuple):
 
 
 class ReadOptions(NamedTuple):
-    """How all lanes of a loader read.
+    """The settings with which all lanes of a loader read.
 
     Attributes:
         sizes: Size of parts, and number of requests, of each lane.

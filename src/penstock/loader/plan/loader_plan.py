@@ -40,7 +40,7 @@ ReadPlan: TypeAlias = IndexedReadPlan | StreamedReadPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """What a loader does, epoch after epoch.
+    """The plan of a loader for all epochs.
 
     Attributes:
         pipeline: The pipeline.
@@ -146,7 +146,7 @@ class Planner:
         pipeline: The pipeline.
         options: Options of the loader.
         transforms: Transform of the samples of each source of the pipeline.
-        meter: Counts what is read.
+        meter: The counters of the loader.
         state: The saved state with which iteration begins, if any: a run keeps its mode, lanes and weights.
 
     Raises:

@@ -190,7 +190,7 @@ class StridedFeed:
         return IndexPosition(self._next_position)
 
     def close(self) -> None:
-        """Cancel what is being read; idempotent."""
+        """Cancel the reads in progress; idempotent."""
         self._stream.close()
 
     def _read(self) -> None:

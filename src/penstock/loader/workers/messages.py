@@ -77,7 +77,7 @@ class StreamedInput:
 
     Attributes:
         read_plan: The rank's plan for reading.
-        position: Position to begin at, in the worker's lanes alone.
+        position: Position to begin at, in the worker's own lanes.
     """
 
     read_plan: StreamedReadPlan
@@ -104,7 +104,7 @@ WorkerInput: TypeAlias = IndexedInput | StreamedInput
 
 
 class WorkerJob(NamedTuple):
-    """What a worker process does in one epoch. A job is never changed: a restarted worker gets another one.
+    """The job of a worker process in one epoch. A job is never changed: a restarted worker gets another one.
 
     Attributes:
         input: Samples that the worker reads.
@@ -130,7 +130,7 @@ class WorkerJob(NamedTuple):
 
     @property
     def meter(self) -> Meter:
-        """Counts what the worker reads."""
+        """Counts the reads of the worker."""
         return self.input.read_plan.reading.meter
 
     def open(self) -> Feed:

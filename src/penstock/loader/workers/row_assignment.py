@@ -90,7 +90,7 @@ class RowAssigner(ABC):
         """
 
     def note(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """Take note of what a worker has found in its lanes."""
+        """Record the samples that a worker has found in its lanes."""
         del lanes
 
     def wants(self) -> dict[int, dict[int, int]]:
@@ -102,7 +102,7 @@ class RowAssigner(ABC):
         return {}
 
     def forget_wants(self, worker: int) -> None:
-        """Ask a worker again for what it has not found, because another process has taken its place."""
+        """Ask a worker again for the samples that it has not found, because another process has taken its place."""
         del worker
 
     def position_of(
@@ -270,7 +270,7 @@ class StreamRowAssigner(RowAssigner):
         return Assignment(block.positions, found, rows, self._feed.position())
 
     def note(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """Take note of what a worker has found in its lanes."""
+        """Record the samples that a worker has found in its lanes."""
         for number, known in lanes.items():
             lane = self._lanes[number]
             if known.samples_count >= lane.known.samples_count:
@@ -290,7 +290,7 @@ class StreamRowAssigner(RowAssigner):
         return wanted
 
     def forget_wants(self, worker: int) -> None:
-        """Ask a worker again for what it has not found."""
+        """Ask a worker again for the samples that it has not found."""
         for lane in self._lanes.values():
             if lane.worker == worker:
                 lane.wanted_count = 0
@@ -320,7 +320,7 @@ class StreamRowAssigner(RowAssigner):
 def worker_position(
     position: StreamPosition | None, lanes: Sequence[int], worker: int, workers_count: int
 ) -> StreamPosition:
-    """The position of one worker, in its own lanes alone.
+    """The position of one worker, in its own lanes.
 
     Args:
         position: Position of the rank; None is the beginning of the epoch.

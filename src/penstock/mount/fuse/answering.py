@@ -340,7 +340,7 @@ def is_dying(thread_id: int) -> bool:
 
 
 class InterruptedRequests:
-    """The requests whose threads have received a signal, and were still alive then. Used by the session's thread alone."""
+    """The requests whose threads have received a signal, and were still alive then. Used only by the session's thread."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

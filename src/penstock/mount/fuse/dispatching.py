@@ -76,7 +76,7 @@ class FileSystem(Protocol):
         """List the names of the extended attributes, each ended by NUL: ``reply.extended``."""
 
     def close(self) -> None:
-        """The file system was unmounted: drop everything, and cancel what is in flight."""
+        """The file system was unmounted: drop everything, and cancel the requests in flight."""
 
 
 class Dispatcher:

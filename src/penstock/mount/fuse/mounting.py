@@ -60,7 +60,7 @@ _DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """How a file system is mounted. It is always read-only, without devices, set-user-id programs and access times.
+    """The options of a mounted file system. It is always read-only, without devices, set-user-id programs and access times.
 
     Attributes:
         source: Name that ``mount`` and ``df`` show, such as a URL without credentials.

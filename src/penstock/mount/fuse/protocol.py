@@ -35,7 +35,7 @@ ERRNO_MAX = 511
 
 
 class Operation(IntEnum):
-    """What a request asks for."""
+    """The operations that a request can ask for."""
 
     LOOKUP = 1
     FORGET = 2
@@ -118,7 +118,7 @@ WITHOUT_REPLY = frozenset({Operation.FORGET, Operation.BATCH_FORGET, Operation.I
 
 
 class Feature(IntFlag):
-    """What kernel and file system agree on in INIT; the upper 32 bits need ``INIT_EXT``."""
+    """Features that kernel and file system agree on in INIT; the upper 32 bits need ``INIT_EXT``."""
 
     ASYNC_READ = 1 << 0
     DO_READDIRPLUS = 1 << 13
@@ -163,7 +163,7 @@ class MalformedRequestError(ValueError):
 
 
 class RequestHeader(NamedTuple):
-    """What every request begins with.
+    """The header of every request.
 
     Attributes:
         length_bytes: Length of the whole request.

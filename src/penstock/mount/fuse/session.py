@@ -62,7 +62,7 @@ comes, and no INTERRUPT is sent."""
 
 @dataclass(frozen=True, slots=True)
 class FuseStatistics:
-    """What a session has done so far.
+    """Statistics of a session.
 
     Attributes:
         requests_count: Number of requests by operation.
@@ -311,12 +311,12 @@ class FuseSession:
         return self._minor is not None
 
     def statistics(self) -> FuseStatistics:
-        """Return what the session has done so far."""
+        """Return the statistics of the session so far."""
         counts = {operation_name(number): count for number, count in sorted(self._dispatcher.counts.copy().items())}
         return FuseStatistics(requests_count=counts, waiting_count=len(self._outbox.waiting), minor=self._minor)
 
     def forget_names(self) -> bool:
-        """Have the kernel look up every name anew when it is used next, whatever lifetime it was given.
+        """Have the kernel look up every name again when it is used next, whatever lifetime it was given.
 
         The kernel can also drop a single name or the pages of a file, but waits for locks that requests in flight hold; if the
         process were killed in that moment, it could never end. This notification waits for nothing.

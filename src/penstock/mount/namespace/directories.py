@@ -239,7 +239,7 @@ class StoreDirectories:
         then(nodes)
 
     def close(self) -> None:
-        """Cancel what is in flight. What waits for it ends with ``CancelledOperationError``."""
+        """Cancel the requests in flight. Waiting lookups end with ``CancelledOperationError``."""
         with self._lock:
             self._closed = True
             queries = [question.query for question in self._questions]
@@ -253,7 +253,7 @@ class StoreDirectories:
         return folder.listing is not None and time.monotonic() - folder.listing.begun_s < self._ttl_s
 
     def _fresh_listing(self, folder: Folder) -> DirectoryListing:
-        """Return the listing of a folder, which is begun anew if it is too old. Callers hold the lock."""
+        """Return the listing of a folder, which is started again if it is too old. Callers hold the lock."""
         if folder.listing is not None and self._is_listed(folder):
             self._folders.use(folder)
             return folder.listing

@@ -87,7 +87,7 @@ class StoreFiles:
         return StoreFile(self, node, shared, keeps_pages=is_shared or info.etag is not None)
 
     def close(self) -> None:
-        """Cancel what is in flight, and drop everything; idempotent."""
+        """Cancel the requests in flight, and drop everything; idempotent."""
         with self._lock:
             self._closed = True
             shared, self._shared = list(self._shared.values()), {}
@@ -200,7 +200,7 @@ class StoreFile:
             self._files.begun(self._node, waits=shared.object.is_waiting)
 
     def close(self) -> None:
-        """Drop what is held, and cancel what is in flight; idempotent."""
+        """Drop what is held, and cancel the requests in flight; idempotent."""
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.object.abandon(self)

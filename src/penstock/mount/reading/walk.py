@@ -89,7 +89,7 @@ class DirectoryWalk:
             del self._requested[key_of(node)]
 
     def take_given_up(self) -> list[str]:
-        """Return the keys of files that were requested for nothing since the last call, because the walk began anew."""
+        """Return the keys of files that were requested for nothing since the last call, because the walk started again."""
         given_up, self._given_up = self._given_up, []
         return given_up
 

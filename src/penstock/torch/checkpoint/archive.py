@@ -146,7 +146,7 @@ class StoredStorage(NamedTuple):
 
 
 class Archive:
-    """What an archive says about itself.
+    """The description of an archive, from the archive itself.
 
     Args:
         file: The file.

@@ -195,7 +195,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         self.targets: Mapping[str, ReadTarget] = {}
 
     def request(self, metadata: Metadata, targets: Mapping[str, ReadTarget]) -> None:
-        """Take over what to read, as ``set_up_planner`` does, which would give memory to layouts on ``meta``."""
+        """Adopt metadata and targets, as ``set_up_planner`` does, which would give memory to layouts on ``meta``."""
         self.targets = targets
         self.metadata = metadata
         self.state_dict = {name: target.layout for name, target in targets.items()}

@@ -42,7 +42,7 @@ class StatePart(Protocol):
         """
 
     def check(self, targets: Mapping[str, ReadTarget]) -> None:
-        """Decode what was read.
+        """Decode the items that were read.
 
         Raises:
             CheckpointError: The checkpoint does not fit what is here.

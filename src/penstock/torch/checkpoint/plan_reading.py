@@ -201,7 +201,7 @@ class PlanReader:
 
     @staticmethod
     def _resaved(memory: memoryview) -> io.BytesIO:
-        """Save anew what the guarded loader makes of an object, because PyTorch's planners unpickle objects without a limit.
+        """Save again what the guarded loader makes of an object, because PyTorch's planners unpickle objects without a limit.
 
         Giving them the same bytes after a check would rely on both unpicklers reading them alike.
         """

@@ -21,7 +21,7 @@ class PrefixStrategy(Protocol):
     """Chooses the prefix of each rank; a function will do."""
 
     def __call__(self, rank: int, world_size: int, /) -> str:
-        """Return what the names of the files of `rank` begin with, such as ``"ab/"``; it may be empty."""
+        """Return the prefix of the names of the files of `rank`, such as ``"ab/"``; it may be empty."""
 
 
 class RoundRobinPrefixes:

@@ -170,7 +170,7 @@ def load(
         pickle.UnpicklingError: The file contains what `weights_only` refuses.
         ConfigError: The URL does not name an object, or an option is invalid.
 
-    Cost: One HEAD, two small requests, and one request per part (``FetchConfig.part_bytes``); holds the tensors alone, as
+    Cost: One HEAD, two small requests, and one request per part (``FetchConfig.part_bytes``); holds only the tensors, as
     storages that cannot be resized. Archives of other programs are held whole until they are loaded.
     """
     root, key = split_file(url)

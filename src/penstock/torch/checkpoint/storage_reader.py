@@ -199,7 +199,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         return found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank's plan wants.
+        """Read the items of this rank's plan.
 
         Returns:
             A future that is done.

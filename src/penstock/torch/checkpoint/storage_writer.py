@@ -72,7 +72,7 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
         step: Step of the training, for the manifest; None takes that of the directory's name, if it has one.
         thread_count: Threads of each rank that write files, from 1 to 64.
         files_per_rank: Files that each rank writes; None writes as many as there are threads.
-        prefix_strategy: Chooses what the names of a rank's files begin with, for stores that shard keys by prefix.
+        prefix_strategy: Chooses the prefix of the names of a rank's files, for stores that shard keys by prefix.
         **options: Options of ``penstock.connect``.
 
     Raises:

@@ -90,7 +90,7 @@ class _StorageVerifier:
 
 @dataclass(slots=True, kw_only=True)
 class _CheckedFile:
-    """What is known of a file.
+    """The known size and checksums of a file.
 
     Attributes:
         info: The version that is read.
