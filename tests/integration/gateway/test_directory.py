@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import zlib
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -116,29 +114,13 @@ def keys_in(client: Any, bucket: str, **arguments: Any) -> list[str]:
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, 256 << 10, (256 << 10) + 1, 3 * MIB + 7])
 def test_an_object_comes_back_as_it_was_written(client: Any, bucket: str, root: Path, size: int) -> None:
-    """GET returns the bytes, the MD5 as ETag, and all headers; the bytes are a plain file at the natural path."""
+    """GET returns the bytes, the MD5 as ETag and the metadata; the bytes are a plain file at the natural path."""
     data = (PART * (size // len(PART) + 1))[:size]
-    put = client.put_object(
-        Bucket=bucket, Key="a/b.bin", Body=data, ContentType="text/x-odd", CacheControl="max-age=3",
-        ContentDisposition="attachment", ContentLanguage="de", ContentEncoding="gzip", Expires="Thu, 01 Jan 2032 00:00:00 GMT",
-        Metadata={"One": "1", "two": "zwei drei"},
-    )  # fmt: skip
+    put = client.put_object(Bucket=bucket, Key="a/b.bin", Body=data, Metadata={"One": "1", "two": "zwei drei"})
     assert put["ETag"] == f'"{hashlib.md5(data).hexdigest()}"'
     for answer in (client.get_object(Bucket=bucket, Key="a/b.bin"), client.head_object(Bucket=bucket, Key="a/b.bin")):
-        assert answer["ETag"] == put["ETag"]
-        assert answer["ContentLength"] == size
+        assert (answer["ETag"], answer["ContentLength"]) == (put["ETag"], size)
         assert answer["Metadata"] == {"one": "1", "two": "zwei drei"}
-        named = (
-            "ContentType",
-            "CacheControl",
-            "ContentDisposition",
-            "ContentLanguage",
-            "ContentEncoding",
-            "ExpiresString",
-        )
-        assert [answer[name] for name in named] == [
-            "text/x-odd", "max-age=3", "attachment", "de", "gzip", "Thu, 01 Jan 2032 00:00:00 GMT",
-        ]  # fmt: skip
     assert client.get_object(Bucket=bucket, Key="a/b.bin")["Body"].read() == data
     assert (root / bucket / "a" / "b.bin").read_bytes() == data
     if size > 10:
@@ -168,13 +150,6 @@ def test_every_key_works(client: Any, bucket: str, root: Path, key: str) -> None
     assert sorted(path for path in root.iterdir() if path.name != bucket) == before
 
 
-def test_keys_that_cannot_be_stored_are_refused(client: Any, bucket: str) -> None:
-    """A key above 1 024 bytes is ``KeyTooLongError``."""
-    with pytest.raises(ClientError) as caught:
-        client.put_object(Bucket=bucket, Key="k" * 1025, Body=b"x")
-    assert code_of(caught) == ("KeyTooLongError", 400)
-
-
 @pytest.mark.parametrize("order", [["a", "a/b", "a/b/c"], ["a/b/c", "a/b", "a"], ["a/b", "a/", "a"]], ids=str)
 def test_a_key_may_be_the_prefix_of_another(client: Any, bucket: str, order: list[str]) -> None:
     """Keys that no file system can hold as paths beside each other all exist, in any order of writing and removing."""
@@ -190,42 +165,6 @@ def test_a_key_may_be_the_prefix_of_another(client: Any, bucket: str, order: lis
         assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == b"again"
         client.delete_object(Bucket=bucket, Key=key)
         assert keys_in(client, bucket) == sorted(order[index + 1 :])
-
-
-def test_missing_objects_and_buckets(client: Any, bucket: str) -> None:
-    """Reading what is missing is 404 with S3's codes, and removing it is no error."""
-    for call, code in (
-        (lambda: client.get_object(Bucket=bucket, Key="none"), "NoSuchKey"),
-        (lambda: client.head_object(Bucket=bucket, Key="none"), "404"),
-        (lambda: client.get_object(Bucket="no-such-bucket", Key="none"), "NoSuchBucket"),
-        (lambda: client.put_object(Bucket="no-such-bucket", Key="none"), "NoSuchBucket"),
-        (lambda: client.list_objects_v2(Bucket="no-such-bucket"), "NoSuchBucket"),
-        (lambda: client.copy_object(Bucket=bucket, Key="k", CopySource=f"{bucket}/none"), "NoSuchKey"),
-        (lambda: client.copy_object(Bucket=bucket, Key="k", CopySource="no-such-bucket/none"), "NoSuchBucket"),
-    ):
-        with pytest.raises(ClientError) as caught:
-            call()
-        assert code_of(caught) == (code, 404)
-    assert client.delete_object(Bucket=bucket, Key="none")["ResponseMetadata"]["HTTPStatusCode"] == 204
-
-
-def test_conditional_writes(client: Any, bucket: str) -> None:
-    """``If-None-Match: *`` never replaces, and ``If-Match`` replaces one version alone."""
-    etag = client.put_object(Bucket=bucket, Key="k", Body=b"one", IfNoneMatch="*")["ETag"]
-    with pytest.raises(ClientError) as caught:
-        client.put_object(Bucket=bucket, Key="k", Body=b"two", IfNoneMatch="*")
-    assert code_of(caught) == ("PreconditionFailed", 412)
-    with pytest.raises(ClientError) as caught:
-        client.put_object(Bucket=bucket, Key="k", Body=b"two", IfMatch='"other"')
-    assert code_of(caught) == ("PreconditionFailed", 412)
-    with pytest.raises(ClientError) as caught:
-        client.put_object(Bucket=bucket, Key="none", Body=b"two", IfMatch=etag)
-    assert code_of(caught) == ("NoSuchKey", 404)
-    client.put_object(Bucket=bucket, Key="k", Body=b"two", IfMatch=etag)
-    with pytest.raises(ClientError) as caught:
-        client.delete_object(Bucket=bucket, Key="k", IfMatch=etag)
-    assert code_of(caught) == ("PreconditionFailed", 412)
-    assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == b"two"
 
 
 def test_conditional_deletes(client: Any, bucket: str) -> None:
@@ -376,140 +315,11 @@ def test_nothing_is_written_through_links(client: Any, bucket: str, root: Path, 
 # ── checksums ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])
-def test_checksums_are_kept_and_compared(client: Any, bucket: str, algorithm: str) -> None:
-    """Each algorithm is stored, told on request, and a wrong value is refused."""
-    field = f"Checksum{algorithm}"
-    put = client.put_object(Bucket=bucket, Key="k", Body=b"hello", ChecksumAlgorithm=algorithm)
-    got = client.get_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
-    assert got["Body"].read() == b"hello"
-    assert got[field] == put[field]
-    assert got["ChecksumType"] == "FULL_OBJECT"
-    assert client.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")[field] == put[field]
-    wrong = put[field][1:2] + put[field][:1] + put[field][2:]
-    with pytest.raises(ClientError) as caught:
-        client.put_object(Bucket=bucket, Key="k", Body=b"other", **{field: wrong})
-    assert code_of(caught)[1] == 400
-    assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == b"hello"
-    attributes = client.get_object_attributes(
-        Bucket=bucket, Key="k", ObjectAttributes=["Checksum", "ObjectSize", "ETag"]
-    )
-    assert attributes["Checksum"][field] == put[field]
-    assert (attributes["ObjectSize"], attributes["ETag"]) == (5, hashlib.md5(b"hello").hexdigest())
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "kind"),
-    [("CRC32", "FULL_OBJECT"), ("CRC32C", "FULL_OBJECT"), ("CRC64NVME", "FULL_OBJECT"), ("CRC32", "COMPOSITE"),
-     ("CRC32C", "COMPOSITE"), ("SHA1", "COMPOSITE"), ("SHA256", "COMPOSITE")],
-)  # fmt: skip
-def test_checksums_of_multipart_objects(client: Any, bucket: str, algorithm: str, kind: str) -> None:
-    """A composite checksum is that of the parts' checksums, and a full-object one is that of the joined bytes."""
-    field, tail = f"Checksum{algorithm}", b"tail" * 1000
-    upload = client.create_multipart_upload(Bucket=bucket, Key="k", ChecksumAlgorithm=algorithm, ChecksumType=kind)[
-        "UploadId"
-    ]
-    parts = []
-    for number, data in enumerate((PART, tail), 1):
-        part = client.upload_part(
-            Bucket=bucket, Key="k", UploadId=upload, PartNumber=number, Body=data, ChecksumAlgorithm=algorithm
-        )
-        parts.append({"PartNumber": number, "ETag": part["ETag"], field: part[field]})
-    done = client.complete_multipart_upload(Bucket=bucket, Key="k", UploadId=upload, MultipartUpload={"Parts": parts})
-    head = client.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
-    assert (done[field], done["ChecksumType"]) == (head[field], head["ChecksumType"]) == (head[field], kind)
-    if kind == "FULL_OBJECT":
-        whole = client.put_object(Bucket=bucket, Key="whole", Body=PART + tail, ChecksumAlgorithm=algorithm)
-        assert head[field] == whole[field]
-    else:
-        assert head[field].endswith("-2")
-        rows = client.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["ObjectParts"])["ObjectParts"]
-        assert [row[field] for row in rows["Parts"]] == [part[field] for part in parts]
-        if algorithm == "CRC32":
-            digests = b"".join(base64.b64decode(part[field]) for part in parts)
-            assert head[field] == base64.b64encode(zlib.crc32(digests).to_bytes(4, "big")).decode() + "-2"
-
-
 # ── multipart ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_multipart_upload(client: Any, bucket: str, root: Path) -> None:
-    """Parts become one plain file; sizes of parts, ETag, metadata and part numbers are those of S3."""
-    begun = client.create_multipart_upload(Bucket=bucket, Key="big/x", Metadata={"m": "1"}, ContentType="a/b")
-    upload = begun["UploadId"]
-    tail = b"end"
-    etags = {}
-    for number, data in ((7, tail), (2, b"replaced later"), (2, PART)):
-        etags[number] = client.upload_part(Bucket=bucket, Key="big/x", UploadId=upload, PartNumber=number, Body=data)[
-            "ETag"
-        ]
-    listed = client.list_parts(Bucket=bucket, Key="big/x", UploadId=upload)
-    assert [(part["PartNumber"], part["Size"], part["ETag"]) for part in listed["Parts"]] == [
-        (2, len(PART), etags[2]), (7, 3, etags[7]),
-    ]  # fmt: skip
-    page = client.list_parts(Bucket=bucket, Key="big/x", UploadId=upload, MaxParts=1)
-    assert (page["IsTruncated"], page["NextPartNumberMarker"]) == (True, 2)
-    assert [row["Key"] for row in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["big/x"]
-    assert keys_in(client, bucket) == []
-    named = [{"PartNumber": number, "ETag": etags[number]} for number in (2, 7)]
-    done = client.complete_multipart_upload(
-        Bucket=bucket, Key="big/x", UploadId=upload, MultipartUpload={"Parts": named}
-    )
-    digest = hashlib.md5(hashlib.md5(PART).digest() + hashlib.md5(tail).digest()).hexdigest()
-    assert done["Location"] == f"{client.meta.endpoint_url}/{bucket}/big/x"
-    assert done["ETag"] == f'"{digest}-2"'
-    assert (root / bucket / "big" / "x").read_bytes() == PART + tail
-    second = client.get_object(Bucket=bucket, Key="big/x", PartNumber=2)
-    assert (second["Body"].read(), second["PartsCount"], second["Metadata"]) == (tail, 2, {"m": "1"})
-    assert client.list_multipart_uploads(Bucket=bucket).get("Uploads") is None
-    assert client.list_objects_v2(Bucket=bucket)["Contents"][0]["ETag"] == done["ETag"]
-    parts = client.get_object_attributes(Bucket=bucket, Key="big/x", ObjectAttributes=["ObjectParts"])["ObjectParts"]
-    assert parts["TotalPartsCount"] == 2
-
-
-def test_what_completing_refuses(client: Any, bucket: str) -> None:
-    """Wrong orders, wrong parts, small parts and unknown uploads have S3's errors, and the upload goes on afterwards."""
-    upload = client.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
-
-    def part(number: int, data: bytes) -> dict[str, Any]:
-        etag = client.upload_part(Bucket=bucket, Key="k", UploadId=upload, PartNumber=number, Body=data)["ETag"]
-        return {"PartNumber": number, "ETag": etag}
-
-    one, two, three = part(1, PART), part(2, b"small"), part(3, b"last")
-
-    def complete(*parts: dict[str, Any], upload_id: str = upload, **more: Any) -> Any:
-        named = {"Parts": list(parts)}
-        return client.complete_multipart_upload(
-            Bucket=bucket, Key="k", UploadId=upload_id, MultipartUpload=named, **more
-        )
-
-    for parts, code in (
-        ([two, one], "InvalidPartOrder"),
-        ([one, one], "InvalidPartOrder"),
-        ([one, two, three], "EntityTooSmall"),
-        ([one, {"PartNumber": 9, "ETag": three["ETag"]}], "InvalidPart"),
-        ([one, {"PartNumber": 3, "ETag": '"00000000000000000000000000000000"'}], "InvalidPart"),
-        ([], "MalformedXML"),
-    ):
-        with pytest.raises(ClientError) as caught:
-            complete(*parts)
-        assert code_of(caught) == (code, 400)
-    for other in ("nonsense", "0" * 32, "../../x"):
-        with pytest.raises(ClientError) as caught:
-            complete(one, upload_id=other)
-        assert code_of(caught) == ("NoSuchUpload", 404)
-    client.put_object(Bucket=bucket, Key="k", Body=b"there")
-    with pytest.raises(ClientError) as caught:
-        complete(one, three, IfNoneMatch="*")
-    assert code_of(caught) == ("PreconditionFailed", 412)
-    complete(one, three)
-    with pytest.raises(ClientError) as caught:
-        client.upload_part(Bucket=bucket, Key="k", UploadId=upload, PartNumber=1, Body=b"late")
-    assert code_of(caught) == ("NoSuchUpload", 404)
-
-
-def test_completing_again_answers_as_before(client: Any, bucket: str) -> None:
-    """A client that lost the answer gets it again, whatever its condition was, as long as the object is that of the upload."""
+def test_completing_again_answers_as_before(client: Any, bucket: str, root: Path) -> None:
+    """A client that lost the answer gets it again, whatever its condition was, while the object is still that of the upload."""
     upload = client.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
     same = {"Bucket": bucket, "Key": "k", "UploadId": upload}
     etags = [client.upload_part(**same, PartNumber=n, Body=data)["ETag"] for n, data in ((3, PART), (5, b"end"))]
@@ -524,6 +334,8 @@ def test_completing_again_answers_as_before(client: Any, bucket: str) -> None:
         return code_of(caught)
 
     first = complete(parts, IfNoneMatch="*")
+    assert first["Location"] == f"{client.meta.endpoint_url}/{bucket}/k"
+    assert (root / bucket / "k").read_bytes() == PART + b"end"
     client.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
     for more in ({}, {"IfNoneMatch": "*"}):
         again = complete(parts, **more)
@@ -548,74 +360,7 @@ def test_aborting_drops_everything(client: Any, bucket: str, root: Path) -> None
     assert list((root / bucket / ".penstock-gateway.tmp" / "uploads").iterdir()) == []
 
 
-def test_copied_parts(client: Any, bucket: str) -> None:
-    """``UploadPartCopy`` takes ranges of objects, and refuses ranges outside them."""
-    client.put_object(Bucket=bucket, Key="src", Body=PART + b"tail")
-    upload = client.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
-    ranges = [f"bytes=0-{len(PART) - 1}", f"bytes={len(PART)}-{len(PART) + 3}"]
-    parts = []
-    for number, span in enumerate(ranges, 1):
-        copied = client.upload_part_copy(
-            Bucket=bucket, Key="k", UploadId=upload, PartNumber=number, CopySource=f"{bucket}/src", CopySourceRange=span
-        )["CopyPartResult"]
-        parts.append({"PartNumber": number, "ETag": copied["ETag"]})
-    for span in ("bytes=0-99999999", "bytes=5-2", "bytes=1-", "words"):
-        with pytest.raises(ClientError) as caught:
-            client.upload_part_copy(
-                Bucket=bucket, Key="k", UploadId=upload, PartNumber=3, CopySource=f"{bucket}/src", CopySourceRange=span
-            )
-        assert code_of(caught) == ("InvalidArgument", 400)
-    client.complete_multipart_upload(Bucket=bucket, Key="k", UploadId=upload, MultipartUpload={"Parts": parts})
-    assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == PART + b"tail"
-
-
-def test_listing_uploads(client: Any, bucket: str) -> None:
-    """Uploads are listed in order, by prefix, by delimiter, and in pages."""
-    keys = ["a/1", "a/2", "b", "b", "c//"]
-    for key in keys:
-        client.create_multipart_upload(Bucket=bucket, Key=key)
-    found = []
-    for page in client.get_paginator("list_multipart_uploads").paginate(
-        Bucket=bucket, PaginationConfig={"PageSize": 2}
-    ):
-        found += [row["Key"] for row in page["Uploads"]]
-    assert found == keys
-    grouped = client.list_multipart_uploads(Bucket=bucket, Delimiter="/")
-    assert [row["Prefix"] for row in grouped["CommonPrefixes"]] == ["a/", "c/"]
-    assert [row["Key"] for row in client.list_multipart_uploads(Bucket=bucket, Prefix="a/")["Uploads"]] == [
-        "a/1",
-        "a/2",
-    ]
-
-
 # ── copies, tags, deleting ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_copies(client: Any, bucket: str) -> None:
-    """A copy keeps or replaces metadata, heeds the conditions on its source, and is never of itself without a change."""
-    source = client.put_object(Bucket=bucket, Key="s p+%c", Body=b"data", Metadata={"a": "1"}, ContentType="x/y")
-    here = {"Bucket": bucket, "Key": "s p+%c"}
-    copied = client.copy_object(Bucket=bucket, Key="kept", CopySource=here)["CopyObjectResult"]
-    assert copied["ETag"] == source["ETag"]
-    kept = client.head_object(Bucket=bucket, Key="kept")
-    assert (kept["Metadata"], kept["ContentType"]) == ({"a": "1"}, "x/y")
-    client.copy_object(
-        Bucket=bucket, Key="new", CopySource=here, Metadata={"b": "2"}, ContentType="n/w", MetadataDirective="REPLACE"
-    )
-    new = client.head_object(Bucket=bucket, Key="new")
-    assert (new["Metadata"], new["ContentType"]) == ({"b": "2"}, "n/w")
-    with pytest.raises(ClientError) as caught:
-        client.copy_object(Bucket=bucket, Key="s p+%c", CopySource=here)
-    assert code_of(caught) == ("InvalidRequest", 400)
-    client.copy_object(Bucket=bucket, Key="s p+%c", CopySource=here, Metadata={"c": "3"}, MetadataDirective="REPLACE")
-    assert client.head_object(Bucket=bucket, Key="s p+%c")["Metadata"] == {"c": "3"}
-    for condition in ({"CopySourceIfMatch": '"x"'}, {"CopySourceIfNoneMatch": source["ETag"]},
-                      {"CopySourceIfModifiedSince": "Thu, 01 Jan 2099 00:00:00 GMT"},
-                      {"CopySourceIfUnmodifiedSince": "Thu, 01 Jan 1980 00:00:00 GMT"}):  # fmt: skip
-        with pytest.raises(ClientError) as caught:
-            client.copy_object(Bucket=bucket, Key="kept", CopySource=here, **condition)
-        assert code_of(caught) == ("PreconditionFailed", 412)
-    client.copy_object(Bucket=bucket, Key="kept", CopySource=here, CopySourceIfMatch=source["ETag"])
 
 
 def test_copying_what_has_no_md5(client: Any, bucket: str, root: Path) -> None:
@@ -624,37 +369,6 @@ def test_copying_what_has_no_md5(client: Any, bucket: str, root: Path) -> None:
     copied = client.copy_object(Bucket=bucket, Key="copy", CopySource=f"{bucket}/file", ChecksumAlgorithm="SHA256")
     assert copied["CopyObjectResult"]["ETag"] == f'"{hashlib.md5(b"data").hexdigest()}"'
     assert base64.b64decode(copied["CopyObjectResult"]["ChecksumSHA256"]) == hashlib.sha256(b"data").digest()
-
-
-def test_tags(client: Any, bucket: str) -> None:
-    """Tags are set with an object or afterwards, which changes no version, and are removed."""
-    etag = client.put_object(Bucket=bucket, Key="k", Body=b"x", Tagging="a=1&b=two%20words")["ETag"]
-    assert client.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == [
-        {"Key": "a", "Value": "1"}, {"Key": "b", "Value": "two words"},
-    ]  # fmt: skip
-    client.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": [{"Key": "c", "Value": "ü"}]})
-    assert client.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == [{"Key": "c", "Value": "ü"}]
-    got = client.get_object(Bucket=bucket, Key="k")
-    assert (got["ETag"], got["TagCount"]) == (etag, 1)
-    client.delete_object_tagging(Bucket=bucket, Key="k")
-    assert client.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == []
-
-
-def test_delete_objects(client: Any, bucket: str) -> None:
-    """Keys are removed whether they exist or not; quiet answers name only errors; a version that is none is an error."""
-    for key in ("a", "b/c", "d"):
-        client.put_object(Bucket=bucket, Key=key, Body=b"x")
-    told = client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "a"}, {"Key": "none"}]})
-    assert sorted(row["Key"] for row in told["Deleted"]) == ["a", "none"]
-    odd = client.delete_objects(
-        Bucket=bucket, Delete={"Quiet": True, "Objects": [{"Key": "b/c"}, {"Key": "d", "VersionId": "7"}]}
-    )
-    assert "Deleted" not in odd
-    assert [(row["Key"], row["Code"]) for row in odd["Errors"]] == [("d", "NoSuchVersion")]
-    assert keys_in(client, bucket) == ["d"]
-    with pytest.raises(ClientError) as caught:
-        client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": f"k{index}"} for index in range(1001)]})
-    assert code_of(caught) == ("MalformedXML", 400)
 
 
 def test_emptied_folders_disappear(client: Any, bucket: str, root: Path) -> None:
@@ -702,80 +416,15 @@ def grouped(keys: list[str], prefix: str, delimiter: str) -> list[str]:
     return sorted(found)
 
 
-def test_listings_begin_anywhere(client: Any, bucket: str) -> None:
-    """``StartAfter`` and markers begin behind any string."""
-    keys = ["a", "b/1", "b/2", "c", "d//"]
-    for key in keys:
-        client.put_object(Bucket=bucket, Key=key, Body=b"")
-    for after in ("a", "aa", "b/1", "b/", "c", "d//", "z"):
-        wanted = [key for key in keys if key > after]
-        assert keys_in(client, bucket, StartAfter=after) == wanted
-        assert [row["Key"] for row in client.list_objects(Bucket=bucket, Marker=after).get("Contents", [])] == wanted
-
-
 # ── buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_buckets_are_folders(client: Any, bucket: str, root: Path) -> None:
-    """Buckets are created, listed and deleted, with S3's errors."""
+    """A bucket is a folder, which goes with it although an upload has not ended."""
     assert (root / bucket).is_dir()
-    assert bucket in [row["Name"] for row in client.list_buckets()["Buckets"]]
-    client.head_bucket(Bucket=bucket)
-    with pytest.raises(ClientError) as caught:
-        client.create_bucket(Bucket=bucket)
-    assert code_of(caught) == ("BucketAlreadyOwnedByYou", 409)
-    for name in ("No_Valid", "1.2.3.4", "a..b", "x.-y", "ends-"):
-        with pytest.raises(ClientError) as caught:
-            client.create_bucket(Bucket=name)
-        assert code_of(caught) == ("InvalidBucketName", 400)
-    client.put_object(Bucket=bucket, Key="k//", Body=b"x")
-    with pytest.raises(ClientError) as caught:
-        client.delete_bucket(Bucket=bucket)
-    assert code_of(caught) == ("BucketNotEmpty", 409)
     client.create_multipart_upload(Bucket=bucket, Key="unfinished")
-    client.delete_object(Bucket=bucket, Key="k//")
     client.delete_bucket(Bucket=bucket)
     assert not (root / bucket).exists()
-    with pytest.raises(ClientError) as caught:
-        client.delete_bucket(Bucket=bucket)
-    assert code_of(caught) == ("NoSuchBucket", 404)
-
-
-def test_settings_that_were_never_made(client: Any, bucket: str) -> None:
-    """Questions about settings have the answers of a bucket for which none was made."""
-    assert "Status" not in client.get_bucket_versioning(Bucket=bucket)
-    assert client.get_bucket_acl(Bucket=bucket)["Grants"][0]["Permission"] == "FULL_CONTROL"
-    assert client.get_bucket_location(Bucket=bucket)["LocationConstraint"] is None
-    assert client.get_bucket_request_payment(Bucket=bucket)["Payer"] == "BucketOwner"
-    for name, code in (
-        ("policy", "NoSuchBucketPolicy"),
-        ("cors", "NoSuchCORSConfiguration"),
-        ("lifecycle_configuration", "NoSuchLifecycleConfiguration"),
-        ("encryption", "ServerSideEncryptionConfigurationNotFoundError"),
-        ("tagging", "NoSuchTagSet"),
-        ("website", "NoSuchWebsiteConfiguration"),
-        ("replication", "ReplicationConfigurationNotFoundError"),
-    ):
-        method = f"get_bucket_{name}"
-        with pytest.raises(ClientError) as caught:
-            getattr(client, method)(Bucket=bucket)
-        assert code_of(caught) == (code, 404)
-    with pytest.raises(ClientError) as caught:
-        client.get_object_lock_configuration(Bucket=bucket)
-    assert code_of(caught) == ("ObjectLockConfigurationNotFoundError", 404)
-    with pytest.raises(ClientError) as caught:
-        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    assert code_of(caught) == ("NotImplemented", 501)
-
-
-def test_versions_are_listed(client: Any, bucket: str) -> None:
-    """Each object has one version, ``null``, by which it is read and removed."""
-    client.put_object(Bucket=bucket, Key="k", Body=b"x")
-    rows = client.list_object_versions(Bucket=bucket)["Versions"]
-    assert [(row["Key"], row["VersionId"], row["IsLatest"]) for row in rows] == [("k", "null", True)]
-    assert client.get_object(Bucket=bucket, Key="k", VersionId="null")["Body"].read() == b"x"
-    client.delete_object(Bucket=bucket, Key="k", VersionId="null")
-    assert keys_in(client, bucket) == []
 
 
 def test_readers_may_not_write(front: RunningFront, client: Any, bucket: str) -> None:
@@ -794,18 +443,6 @@ def test_readers_may_not_write(front: RunningFront, client: Any, bucket: str) ->
         with pytest.raises(ClientError) as caught:
             call()
         assert code_of(caught) == ("AccessDenied", 403)
-
-
-def test_a_transfer_in_parts(client: Any, bucket: str, tmp_path: Path) -> None:
-    """boto3's managed transfer uploads and downloads a large file."""
-    from boto3.s3.transfer import TransferConfig
-
-    data = os.urandom(MIB) * 17
-    (tmp_path / "up").write_bytes(data)
-    config = TransferConfig(multipart_threshold=5 * MIB, multipart_chunksize=5 * MIB)
-    client.upload_file(str(tmp_path / "up"), bucket, "big", Config=config)
-    client.download_file(bucket, "big", str(tmp_path / "down"), Config=config)
-    assert (tmp_path / "down").read_bytes() == data
 
 
 def test_copies_from_another_access_point(tmp_path: Path) -> None:

@@ -74,70 +74,6 @@ def fetch(front: RunningFront, method: str, target: str, headers: dict[str, str]
         connection.close()
 
 
-@pytest.mark.parametrize(
-    ("header", "start", "end"),
-    [
-        ("bytes=0-9", 0, 10),
-        ("bytes=1000-1999", 1000, 2000),
-        ("bytes=-7", len(DATA) - 7, len(DATA)),
-        ("bytes=-9999999", 0, len(DATA)),
-        ("bytes=255999-", 255_999, 256_000),
-        ("bytes=100-99999999", 100, len(DATA)),
-    ],
-)
-def test_a_range_is_206(client: Any, header: str, start: int, end: int) -> None:
-    """First, middle, last, open and too long ranges: GET and HEAD agree."""
-    answer = client.get_object(Bucket="data", Key="d", Range=header)
-    assert answer["Body"].read() == DATA[start:end]
-    head = client.head_object(Bucket="data", Key="d", Range=header)
-    for found in (answer, head):
-        assert found["ResponseMetadata"]["HTTPStatusCode"] == 206
-        assert found["ContentRange"] == f"bytes {start}-{end - 1}/{len(DATA)}"
-        assert found["ContentLength"] == end - start
-
-
-@pytest.mark.parametrize("header", ["bytes=0-1,5-6", "bytes=9-5", "lines=1-2", "bytes=x-"])
-def test_what_is_not_one_range_is_ignored(client: Any, header: str) -> None:
-    """Several ranges, and what is no range of bytes, get the whole object with 200."""
-    answer = client.get_object(Bucket="data", Key="d", Range=header)
-    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
-    assert answer["Body"].read() == DATA
-
-
-@pytest.mark.parametrize(("key", "header"), [("d", "bytes=256000-"), ("d", "bytes=-0"), ("empty", "bytes=0-0")])
-def test_a_range_past_the_end_is_416(front: RunningFront, key: str, header: str) -> None:
-    """The error names the actual size, for GET in the document and for both in Content-Range."""
-    size = 0 if key == "empty" else len(DATA)
-    status, headers, body = fetch(front, "GET", f"/data/{key}", {"Range": header})
-    assert (status, headers["Content-Range"]) == (416, f"bytes */{size}")
-    assert f"<ActualObjectSize>{size}</ActualObjectSize>" in body.decode()
-    status, headers, body = fetch(front, "HEAD", f"/data/{key}", {"Range": header})
-    assert (status, headers["Content-Range"], body) == (416, f"bytes */{size}", b"")
-
-
-def test_part_numbers_and_ranges_exclude_each_other(client: Any) -> None:
-    """An object in one part has part 1, and no other; a range beside it is refused."""
-    assert client.get_object(Bucket="data", Key="d", PartNumber=1)["Body"].read() == DATA
-    assert client.get_object(Bucket="data", Key="empty", PartNumber=1)["Body"].read() == b""
-    assert refused(client.get_object, Bucket="data", Key="d", PartNumber=2)[0] == 416
-    both = refused(client.get_object, Bucket="data", Key="d", PartNumber=1, Range="bytes=0-1")
-    assert both == (400, "InvalidRequest")
-
-
-def test_conditions(front: RunningFront, client: Any) -> None:
-    """304 and 412 for GET and HEAD, without a body where HTTP forbids one; If-Range decides between 206 and 200."""
-    etag = client.head_object(Bucket="data", Key="d")["ETag"]
-    for method in ("GET", "HEAD"):
-        status, headers, body = fetch(front, method, "/data/d", {"If-None-Match": etag})
-        assert (status, headers["ETag"], body, headers["Content-Length"]) == (304, etag, b"", None)
-        status, _, body = fetch(front, method, "/data/d", {"If-Match": '"other"'})
-        assert status == 412
-        assert (b"PreconditionFailed" in body) is (method == "GET")
-        assert fetch(front, method, "/data/d", {"If-Range": etag, "Range": "bytes=0-0"})[0] == 206
-        assert fetch(front, method, "/data/d", {"If-Range": '"x"', "Range": "bytes=0-0"})[0] == 200
-        assert fetch(front, method, "/data/none", {"If-Match": '"other"'})[0] == 404
-
-
 @pytest.mark.parametrize("key", ODD_KEYS)
 def test_odd_keys_are_read_and_listed(client: Any, key: str) -> None:
     """Spaces, dots, signs and letters of all kinds in keys survive the way in and out."""
@@ -164,17 +100,6 @@ def test_pages_have_everything_once(client: Any, version: str, page_size: int, d
         assert prefixes == sorted({key[: key.index("/") + 1] for key in expected if "/" in key})
         expected = [key for key in expected if "/" not in key]
     assert keys == expected
-
-
-def test_the_bounds_of_pages(client: Any) -> None:
-    """No key is asked for, too many are, and a start lies behind all."""
-    none = client.list_objects_v2(Bucket="odd", MaxKeys=0)
-    assert (none["KeyCount"], none["IsTruncated"], "Contents" in none) == (0, False, False)
-    many = client.list_objects_v2(Bucket="odd", MaxKeys=5000, FetchOwner=True)
-    assert (many["KeyCount"], many["MaxKeys"]) == (len(ODD_KEYS), 1000)
-    assert "Owner" in many["Contents"][0]
-    assert client.list_objects_v2(Bucket="odd", StartAfter="\U0010ffff")["KeyCount"] == 0
-    assert refused(client.list_objects_v2, Bucket="odd", ContinuationToken="???") == (400, "InvalidArgument")
 
 
 def test_buckets_and_their_sub_resources(client: Any) -> None:

@@ -238,7 +238,9 @@ def test_the_location_of_us_east_1_is_empty(endpoint: Endpoint) -> None:
     ("name", "code"),
     [("get_bucket_policy", "NoSuchBucketPolicy"), ("get_bucket_cors", "NoSuchCORSConfiguration"),
      ("get_bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration"), ("get_bucket_tagging", "NoSuchTagSet"),
-     ("get_bucket_website", "NoSuchWebsiteConfiguration")],
+     ("get_bucket_website", "NoSuchWebsiteConfiguration"), ("get_bucket_replication", "ReplicationConfigurationNotFoundError"),
+     ("get_bucket_encryption", "ServerSideEncryptionConfigurationNotFoundError"),
+     ("get_object_lock_configuration", "ObjectLockConfigurationNotFoundError")],
 )  # fmt: skip
 def test_settings_that_were_never_made_are_missing(endpoint: Endpoint, name: str, code: str) -> None:
     """Each has its own code, and 404."""
@@ -246,8 +248,10 @@ def test_settings_that_were_never_made_are_missing(endpoint: Endpoint, name: str
 
 
 def test_a_new_bucket_is_not_versioned(endpoint: Endpoint) -> None:
-    """GetBucketVersioning has no status."""
-    assert "Status" not in endpoint.s3.get_bucket_versioning(Bucket=endpoint.bucket())
+    """GetBucketVersioning has no status, and its owner pays."""
+    bucket = endpoint.bucket()
+    assert "Status" not in endpoint.s3.get_bucket_versioning(Bucket=bucket)
+    assert endpoint.s3.get_bucket_request_payment(Bucket=bucket)["Payer"] == "BucketOwner"
 
 
 def test_a_bucket_has_an_acl(endpoint: Endpoint) -> None:
@@ -421,8 +425,8 @@ def test_tags_of_an_object(endpoint: Endpoint) -> None:
     tags = endpoint.s3.get_object_tagging(Bucket=bucket, Key="k")["TagSet"]
     assert sorted((tag["Key"], tag["Value"]) for tag in tags) == [("a", "1"), ("b", "c d")]
     assert endpoint.s3.get_object(Bucket=bucket, Key="k")["TagCount"] == 2
-    endpoint.s3.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": [{"Key": "z", "Value": "9"}]})
-    assert endpoint.s3.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == [{"Key": "z", "Value": "9"}]
+    endpoint.s3.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": [{"Key": "z", "Value": "ü"}]})
+    assert endpoint.s3.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == [{"Key": "z", "Value": "ü"}]
     assert status_of(endpoint.s3.delete_object_tagging(Bucket=bucket, Key="k")) == 204
     assert endpoint.s3.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == []
 
@@ -563,6 +567,7 @@ def test_ranges_that_have_no_byte(endpoint: Endpoint, range_: str) -> None:
     assert (answer["Error"]["Code"], status_of(answer)) == ("InvalidRange", 416)
     assert headers_of(answer).get("content-range", "bytes */10") == "bytes */10"
     assert answer["Error"].get("ActualObjectSize", "10") == "10"
+    assert refused(endpoint.s3.head_object, Bucket=bucket, Key="k", Range=range_)[1] == 416
 
 
 @pytest.mark.parametrize("range_", ["bytes=4-2", "bytes=a-b", "bytes", "items=0-1", "bytes=0-1,3-4"])
@@ -664,7 +669,8 @@ def test_a_copy_with_conditions(endpoint: Endpoint) -> None:
     arguments = {"Bucket": bucket, "Key": "copy", "CopySource": f"{bucket}/k"}
     copy, past = endpoint.s3.copy_object, datetime(2001, 1, 1, tzinfo=UTC)
     for wrong in (
-        {"CopySourceIfMatch": '"0"'}, {"CopySourceIfNoneMatch": md5(b"x")}, {"CopySourceIfUnmodifiedSince": past}
+        {"CopySourceIfMatch": '"0"'}, {"CopySourceIfNoneMatch": md5(b"x")}, {"CopySourceIfUnmodifiedSince": past},
+        {"CopySourceIfModifiedSince": datetime.now(UTC) + timedelta(days=1)},
     ):  # fmt: skip
         assert refused(copy, **arguments, **wrong) == ("PreconditionFailed", 412)
     copy(**arguments, CopySourceIfMatch=md5(b"x"), CopySourceIfModifiedSince=past)
@@ -737,10 +743,12 @@ def test_a_part_has_its_checksum(endpoint: Endpoint) -> None:
 
 
 def test_part_1_of_a_plain_object_is_the_object(endpoint: Endpoint) -> None:
-    """And there is no part 2."""
+    """And there is no part 2; a range beside the number is refused."""
     bucket = endpoint.put(["k"], DIGITS)
     assert endpoint.s3.get_object(Bucket=bucket, Key="k", PartNumber=1)["Body"].read() == DIGITS
     assert refused(endpoint.s3.get_object, Bucket=bucket, Key="k", PartNumber=2)[1] == 416
+    both = refused(endpoint.s3.get_object, Bucket=bucket, Key="k", PartNumber=1, Range="bytes=0-1")
+    assert both == ("InvalidRequest", 400)
 
 
 def test_a_part_that_is_too_small(endpoint: Endpoint) -> None:
@@ -756,13 +764,14 @@ def test_parts_in_the_wrong_order(endpoint: Endpoint) -> None:
     """InvalidPartOrder."""
     bucket = endpoint.bucket()
     upload_id, parts = upload(endpoint, bucket, [PART, PART])
-    with pytest.raises(ClientError) as caught:
-        complete(endpoint, bucket, upload_id, parts[::-1])
-    assert caught.value.response["Error"]["Code"] == "InvalidPartOrder"
+    for wrong in (parts[::-1], [parts[0], parts[0]]):
+        with pytest.raises(ClientError) as caught:
+            complete(endpoint, bucket, upload_id, wrong)
+        assert caught.value.response["Error"]["Code"] == "InvalidPartOrder"
 
 
 def test_parts_that_do_not_exist(endpoint: Endpoint) -> None:
-    """InvalidPart, for a number and for an ETag; no parts at all are MalformedXML."""
+    """InvalidPart, for a number and for an ETag; no parts at all are MalformedXML; the upload goes on afterwards."""
     bucket = endpoint.bucket()
     upload_id, parts = upload(endpoint, bucket, [b"a"])
     for wrong, code in (([{**parts[0], "PartNumber": 9}], "InvalidPart"), ([{**parts[0], "ETag": '"0"'}], "InvalidPart"),
@@ -770,6 +779,7 @@ def test_parts_that_do_not_exist(endpoint: Endpoint) -> None:
         with pytest.raises(ClientError) as caught:
             complete(endpoint, bucket, upload_id, wrong)
         assert (caught.value.response["Error"]["Code"], status_of(caught.value.response)) == (code, 400)
+    complete(endpoint, bucket, upload_id, parts)
 
 
 def test_some_of_the_parts(endpoint: Endpoint) -> None:
@@ -794,9 +804,10 @@ def test_an_upload_that_was_aborted(endpoint: Endpoint) -> None:
     assert endpoint.s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
 
 
-def test_an_upload_that_never_was(endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("upload_id", ["never", "0" * 32, "../../x"])
+def test_an_upload_that_never_was(endpoint: Endpoint, upload_id: str) -> None:
     """NoSuchUpload."""
-    where = {"Bucket": endpoint.bucket(), "Key": "k", "UploadId": "never"}
+    where = {"Bucket": endpoint.bucket(), "Key": "k", "UploadId": upload_id}
     assert refused(endpoint.s3.upload_part, **where, PartNumber=1, Body=b"x") == ("NoSuchUpload", 404)
     assert refused(endpoint.s3.abort_multipart_upload, **where) == ("NoSuchUpload", 404)
 
@@ -825,20 +836,19 @@ def test_parts_are_listed(endpoint: Endpoint) -> None:
 def test_uploads_are_listed(endpoint: Endpoint) -> None:
     """With their keys and ids, by prefix and delimiter, until they are aborted."""
     bucket = endpoint.bucket()
-    ids = {
-        key: endpoint.s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"] for key in ("a/1", "a/2", "b ü")
-    }
+    keys = ["a/1", "a/2", "b ü", "b ü"]
+    ids = [(key, endpoint.s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]) for key in keys]
     answer = endpoint.s3.list_multipart_uploads(Bucket=bucket)
-    assert {each["Key"]: each["UploadId"] for each in answer["Uploads"]} == ids
-    assert [each["Key"] for each in endpoint.s3.list_multipart_uploads(Bucket=bucket, Prefix="a/")["Uploads"]] == [
-        "a/1",
-        "a/2",
-    ]
+    assert sorted((each["Key"], each["UploadId"]) for each in answer["Uploads"]) == sorted(ids)
+    below = endpoint.s3.list_multipart_uploads(Bucket=bucket, Prefix="a/")["Uploads"]
+    assert [each["Key"] for each in below] == ["a/1", "a/2"]
     folded = endpoint.s3.list_multipart_uploads(Bucket=bucket, Delimiter="/")
     assert [each["Prefix"] for each in folded["CommonPrefixes"]] == ["a/"]
-    page = endpoint.s3.list_multipart_uploads(Bucket=bucket, MaxUploads=1)
-    assert (page["IsTruncated"], page["NextKeyMarker"]) == (True, "a/1")
-    for key, upload_id in ids.items():
+    pages = endpoint.s3.get_paginator("list_multipart_uploads").paginate(
+        Bucket=bucket, PaginationConfig={"PageSize": 1}
+    )
+    assert [each["Key"] for page in pages for each in page["Uploads"]] == keys
+    for key, upload_id in ids:
         endpoint.s3.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
     assert "Uploads" not in endpoint.s3.list_multipart_uploads(Bucket=bucket)
 
@@ -862,8 +872,9 @@ def test_a_range_beyond_the_source_of_a_part(endpoint: Endpoint) -> None:
     bucket = endpoint.put(["source"], DIGITS)
     upload_id = endpoint.s3.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
     where = {"Bucket": bucket, "Key": "k", "UploadId": upload_id, "CopySource": f"{bucket}/source", "PartNumber": 1}
-    code, status = refused(endpoint.s3.upload_part_copy, **where, CopySourceRange="bytes=5-99")
-    assert (code, status) in (("InvalidArgument", 400), ("InvalidRange", 416))
+    for span in ("bytes=5-99", "bytes=5-2", "bytes=1-", "words"):
+        code, status = refused(endpoint.s3.upload_part_copy, **where, CopySourceRange=span)
+        assert (code, status) in (("InvalidArgument", 400), ("InvalidRange", 416))
 
 
 def test_completing_twice(endpoint: Endpoint) -> None:
@@ -910,6 +921,8 @@ def test_checksums_are_computed_and_told(endpoint: Endpoint, algorithm: str) -> 
     assert head[name] == written[name]
     assert head["ChecksumType"] == "FULL_OBJECT"
     assert endpoint.s3.get_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")["Body"].read() == DIGITS
+    told = endpoint.s3.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["Checksum"])
+    assert told["Checksum"][name] == written[name]
     if algorithm == "SHA256":
         assert head[name] == text64(hashlib.sha256(DIGITS).digest())
 
@@ -929,11 +942,11 @@ def test_the_default_checksum_of_boto3(endpoint: Endpoint) -> None:
     assert head["ChecksumCRC32"] == text64(zlib.crc32(DIGITS).to_bytes(4, "big"))
 
 
-@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_wrong_checksum_is_refused(endpoint: Endpoint, algorithm: str) -> None:
     """BadDigest, and nothing is written."""
     bucket = endpoint.bucket()
-    wrong = text64(b"\0" * {"CRC32": 4, "SHA1": 20, "SHA256": 32}[algorithm])
+    wrong = text64(b"\0" * {"CRC64NVME": 8, "SHA1": 20, "SHA256": 32}.get(algorithm, 4))
     call = endpoint.s3.put_object
     code, status = refused(call, Bucket=bucket, Key="k", Body=b"x", **{f"Checksum{algorithm}": wrong})
     assert (code, status) in (("BadDigest", 400), ("InvalidRequest", 400))
@@ -946,38 +959,34 @@ def test_a_checksum_that_is_none_is_refused(endpoint: Endpoint) -> None:
     assert refused(call, Bucket=endpoint.bucket(), Key="k", Body=b"x", ChecksumSHA256="YmFk") == ("InvalidRequest", 400)
 
 
-def test_the_checksum_of_a_whole_multipart_upload(endpoint: Endpoint) -> None:
-    """FULL_OBJECT of CRC32 is that of all bytes."""
-    bucket = endpoint.bucket()
-    upload_id = endpoint.s3.create_multipart_upload(
-        Bucket=bucket, Key="k", ChecksumAlgorithm="CRC32", ChecksumType="FULL_OBJECT"
-    )["UploadId"]
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("CRC32", "FULL_OBJECT"), ("CRC32C", "FULL_OBJECT"), ("CRC64NVME", "FULL_OBJECT"), ("CRC32", "COMPOSITE"),
+     ("CRC32C", "COMPOSITE"), ("SHA1", "COMPOSITE"), ("SHA256", "COMPOSITE")],
+)  # fmt: skip
+def test_checksums_of_multipart_objects(endpoint: Endpoint, algorithm: str, kind: str) -> None:
+    """A composite checksum is that of the parts' checksums, and a full-object one is that of the joined bytes."""
+    bucket, field, tail = endpoint.bucket(), f"Checksum{algorithm}", b"tail" * 1000
+    upload_id, _ = upload(endpoint, bucket, [], ChecksumAlgorithm=algorithm, ChecksumType=kind)
     parts = []
-    for number, data in enumerate([PART, b"end"], 1):
-        answer = endpoint.s3.upload_part(
-            Bucket=bucket, Key="k", UploadId=upload_id, PartNumber=number, Body=data, ChecksumAlgorithm="CRC32"
+    for number, data in enumerate((PART, tail), 1):
+        part = endpoint.s3.upload_part(
+            Bucket=bucket, Key="k", UploadId=upload_id, PartNumber=number, Body=data, ChecksumAlgorithm=algorithm
         )
-        parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": answer["ChecksumCRC32"]})
-    whole = text64(zlib.crc32(PART + b"end").to_bytes(4, "big"))
-    complete(endpoint, bucket, upload_id, parts, ChecksumCRC32=whole, ChecksumType="FULL_OBJECT")
+        parts.append({"PartNumber": number, "ETag": part["ETag"], field: part[field]})
+    done = complete(endpoint, bucket, upload_id, parts)
     head = endpoint.s3.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
-    assert (head["ChecksumCRC32"], head["ChecksumType"]) == (whole, "FULL_OBJECT")
-
-
-def test_the_checksum_of_the_parts_of_an_upload(endpoint: Endpoint) -> None:
-    """COMPOSITE of SHA256 is that of the parts' checksums, with their number."""
-    bucket = endpoint.bucket()
-    upload_id = endpoint.s3.create_multipart_upload(Bucket=bucket, Key="k", ChecksumAlgorithm="SHA256")["UploadId"]
-    parts, digests = [], b""
-    for number, data in enumerate([PART, b"end"], 1):
-        answer = endpoint.s3.upload_part(
-            Bucket=bucket, Key="k", UploadId=upload_id, PartNumber=number, Body=data, ChecksumAlgorithm="SHA256"
-        )
-        parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": answer["ChecksumSHA256"]})
-        digests += hashlib.sha256(data).digest()
-    answer = complete(endpoint, bucket, upload_id, parts)
-    assert answer["ChecksumSHA256"] == text64(hashlib.sha256(digests).digest()) + "-2"
-    assert answer["ChecksumType"] == "COMPOSITE"
+    assert (done[field], done["ChecksumType"]) == (head[field], head["ChecksumType"]) == (head[field], kind)
+    if kind == "FULL_OBJECT":
+        whole = endpoint.s3.put_object(Bucket=bucket, Key="whole", Body=PART + tail, ChecksumAlgorithm=algorithm)
+        assert head[field] == whole[field]
+    else:
+        assert head[field].endswith("-2")
+        told = endpoint.s3.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["ObjectParts"])
+        assert [row[field] for row in told["ObjectParts"]["Parts"]] == [part[field] for part in parts]
+        if algorithm == "CRC32":
+            digests = b"".join(base64.b64decode(part[field]) for part in parts)
+            assert head[field] == text64(zlib.crc32(digests).to_bytes(4, "big")) + "-2"
 
 
 def test_attributes_of_an_object(endpoint: Endpoint) -> None:
@@ -1258,10 +1267,12 @@ def test_prefixes(endpoint: Endpoint, prefix: str, found: list[str]) -> None:
 
 def test_start_after_and_markers(endpoint: Endpoint) -> None:
     """They need not exist."""
-    bucket = endpoint.put(["a", "b", "c"])
-    assert keys_of(endpoint.s3.list_objects_v2(Bucket=bucket, StartAfter="a")) == ["b", "c"]
-    assert keys_of(endpoint.s3.list_objects_v2(Bucket=bucket, StartAfter="bb")) == ["c"]
-    assert keys_of(endpoint.s3.list_objects(Bucket=bucket, Marker="b")) == ["c"]
+    keys = ["a", "b/1", "b/2", "c", "d//"]
+    bucket = endpoint.put(keys)
+    for after in ("a", "aa", "b/1", "b/", "c", "d//", "z"):
+        wanted = [key for key in keys if key > after]
+        assert keys_of(endpoint.s3.list_objects_v2(Bucket=bucket, StartAfter=after)) == wanted
+        assert keys_of(endpoint.s3.list_objects(Bucket=bucket, Marker=after)) == wanted
     assert endpoint.s3.list_objects_v2(Bucket=bucket, StartAfter="bb")["StartAfter"] == "bb"
     assert endpoint.s3.list_objects(Bucket=bucket, Marker="b")["Marker"] == "b"
 
@@ -1291,13 +1302,18 @@ def test_a_listing_is_encoded_if_it_is_wanted(endpoint: Endpoint) -> None:
 
 
 def test_versions_of_a_bucket_without_versions(endpoint: Endpoint) -> None:
-    """Each object has the version null and is the latest."""
+    """Each object has the version null, by which it is read and deleted, and is the latest."""
     bucket = endpoint.put(["a", "b"])
     answer = endpoint.s3.list_object_versions(Bucket=bucket)
     assert [(each["Key"], each["VersionId"], each["IsLatest"]) for each in answer["Versions"]] == [
         ("a", "null", True),
         ("b", "null", True),
     ]
+    assert endpoint.s3.get_object(Bucket=bucket, Key="a", VersionId="null")["Body"].read() == b"x"
+    endpoint.s3.delete_object(Bucket=bucket, Key="a", VersionId="null")
+    wrong = endpoint.s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "b", "VersionId": "7"}]})
+    assert [(each["Key"], each["Code"]) for each in wrong["Errors"]] == [("b", "NoSuchVersion")]
+    assert keys_of(endpoint.s3.list_objects_v2(Bucket=bucket)) == ["b"]
 
 
 def test_multipart_etags_are_listed(endpoint: Endpoint) -> None:
