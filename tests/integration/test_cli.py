@@ -108,20 +108,6 @@ def test_up_list_cat_down(
         assert json.loads(again.stdout.splitlines()[-1])["copied"] == 0
 
 
-def test_copy_inside_and_between_buckets(
-    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
-) -> None:
-    """Inside a bucket the store copies; between buckets the bytes pass through; both are exact."""
-    other = s3_endpoint.create_bucket()
-    s3_store.write("a/one", b"one")
-    with s3_store.writer("a/large") as writer:
-        writer.write(LARGE)
-    assert penstock("cp", f"s3://{bucket}/a/", f"s3://{bucket}/b/").returncode == 0
-    assert penstock("cp", f"s3://{bucket}/a/", f"s3://{other}/c/").returncode == 0
-    for url in (f"s3://{bucket}/b/", f"s3://{other}/c/"):
-        assert penstock("cat", url + "large", url + "one").stdout == LARGE + b"one"
-
-
 def test_a_key_that_cannot_be_asked_for_stops_no_copy(
     faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]]
 ) -> None:
@@ -172,28 +158,6 @@ def test_what_is_damaged_on_its_way_is_not_copied_to_another_store(
         other.heal()
         assert at_faulty(*copy).returncode == 0
         assert faulty.objects["d/large"] == other.objects["d/large"]
-
-
-def test_sync_rm_du(
-    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, bucket: str, tmp_path: Path
-) -> None:
-    """A directory is mirrored to a bucket, more objects than one request deletes are removed, and counted before."""
-    files = {f"{number:04d}": b"x" * (number % 7) for number in range(1050)}
-    (tmp_path / "from").mkdir()
-    for name in ("0001", "0004"):
-        (tmp_path / "from" / name).write_bytes(files[name])
-    for name, data in files.items():
-        s3_store.write(f"d/{name}", data)
-    counted = penstock("du", "--json", f"s3://{bucket}/d/")
-    assert json.loads(counted.stdout)["objects"] == 1050
-    dry = penstock("sync", "--delete", "--dry-run", "--json", str(tmp_path / "from"), f"s3://{bucket}/d/")
-    assert json.loads(dry.stdout.splitlines()[-1])["deleted"] == 1048
-    done = penstock("sync", "--delete", str(tmp_path / "from"), f"s3://{bucket}/d/")
-    assert done.returncode == 0, done.stderr
-    assert [info.key for info in s3_store.list("d/")] == ["d/0001", "d/0004"]
-    assert penstock("rm", "-r", f"s3://{bucket}/").returncode == 1
-    assert penstock("rm", "-r", f"s3://{bucket}/d/").returncode == 0
-    assert list(s3_store.list()) == []
 
 
 def test_sync_deletes_nothing_when_the_listing_fails(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pytest
 import penstock as ps
 from connecting import connection_to
 from loading import counted, numbers, pipeline, shard, write_counted
-from penstock.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
+from penstock.errors import AccessDeniedError, ObjectMissingError
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer
@@ -58,21 +57,6 @@ def test_every_way_to_name_shards(stored: Path, bucket: str, s3_endpoint: Any, u
     """A prefix with and without slash, braces and globs find the same shards."""
     with ps.Loader(remote(f"s3://{bucket}/{url}", s3_endpoint)) as loader:
         assert sorted(numbers(loader)) == list(range(sum(SIZES)))
-
-
-def test_shards_written_by_penstock(bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any]) -> None:
-    """What a store's writer and TarWriter wrote is what the loader reads."""
-    from penstock.formats import TarWriter
-
-    store = connect_s3(f"s3://{bucket}/written/")
-    for index in range(3):
-        with store.writer(f"{index}.tar") as output:
-            tar = TarWriter(output.write)
-            for sample in counted(range(index * 10, index * 10 + 10)):
-                tar.add(sample)
-            tar.finish()
-    with ps.Loader(remote(f"s3://{bucket}/written/", s3_endpoint)) as loader:
-        assert sorted(numbers(loader)) == list(range(30))
 
 
 def test_errors_reach_the_loop(stored: Path, bucket: str, s3_endpoint: Any) -> None:
@@ -145,15 +129,6 @@ def test_close_does_not_wait_for_a_store_that_hangs(shards_on: FaultyServer) -> 
     assert time.monotonic() - began_s < 5
     assert ended
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-read")]
-
-
-def test_a_shard_replaced_between_epochs(shards_on: FaultyServer) -> None:
-    """A shard with another ETag than in the first epoch is ObjectChangedError, never other samples."""
-    with ps.Loader(anonymous(shards_on)) as loader:
-        list(loader)
-        shards_on.objects["train/07.tar"] = shard(counted(range(900, 950)))
-        with pytest.raises(ObjectChangedError, match=r"07\.tar"):
-            list(loader)
 
 
 @pytest.mark.parametrize("where", ["loop", "wait"])

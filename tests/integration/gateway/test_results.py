@@ -65,24 +65,6 @@ def test_ranges_conditions_and_sizes_cost_one_run(tmp_path: Path) -> None:
     assert transform.runs_count == 1
 
 
-@pytest.mark.parametrize(("length", "has_length"), [("stream", False), ("spool", True)])
-def test_length_modes(tmp_path: Path, length: str, has_length: bool) -> None:
-    """A stream comes chunked, without a length; spooling sends the length."""
-    with _serving(tmp_path, FunctionTransform(swap_case), length=length) as client:
-        answer = client.get_object(Bucket="point", Key="a")
-        headers = answer["ResponseMetadata"]["HTTPHeaders"]
-        assert ("content-length" in headers, "transfer-encoding" in headers) == (has_length, not has_length)
-        assert answer["Body"].read() == TEXT.swapcase()
-
-
-def test_conditions_run_nothing(tmp_path: Path) -> None:
-    """412 is answered without running the transform."""
-    transform = FunctionTransform(swap_case)
-    with _serving(tmp_path, transform) as client, pytest.raises(ClientError, match="PreconditionFailed"):
-        client.get_object(Bucket="point", Key="a", IfMatch='"other"')
-    assert transform.runs_count == 0
-
-
 def test_a_failure_half_way_breaks_the_connection(tmp_path: Path) -> None:
     """A body that is not complete never looks complete; the next read gets the whole result."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.channels.inputs import Mode
 
 SEEDS = st.one_of(st.none(), st.integers(0, 2**64 - 1))
-NAMES = st.text("abc/é \t%+=,", min_size=1, max_size=8).filter(lambda name: not name.startswith("/"))
 
 
 def numbers_of(order: EpochOrder, count: int, epoch: int) -> list[int]:
@@ -74,17 +72,6 @@ def test_the_order_is_defined() -> None:
     assert numbers_of(EpochOrder(seed=7), 10, 1) == [2, 9, 1, 5, 3, 6, 0, 7, 4, 8]
 
 
-@given(names=st.lists(NAMES, min_size=1, max_size=20))
-def test_manifests_name_their_objects(names: list[str]) -> None:
-    """Each name of a manifest is joined to its prefix as it is, in order, and is the name of the file."""
-    store = MemoryStore()
-    store.write("m", json.dumps([{"prefix": "memory://bucket/some prefix/"}, *names]).encode())
-    channel = InputChannel(name="c", url="memory://bucket/m", data_type="ManifestFile")
-    entries = Entries(open_source(channel, lambda _: store))
-    found = [entries.get(number) for number in range(entries.count())]
-    assert found == [(ChannelObject(f"0/some prefix/{name}", name),) for name in names]
-
-
 @pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_pipes_leave_out_indexes(mode: Mode) -> None:
     """A pipe has the shards alone; as files, the index beside them is there as well."""
@@ -98,35 +85,6 @@ def test_pipes_leave_out_indexes(mode: Mode) -> None:
     assert [piece.key for entry in found for piece in entry or () if isinstance(piece, ChannelObject)] == (
         keys[2:] if mode == "Pipe" else keys
     )
-
-
-@given(
-    rows=st.lists(
-        st.fixed_dictionaries({"r-ref": NAMES, "a": st.one_of(st.none(), st.booleans(), st.integers(), NAMES)}),
-        min_size=1,
-        max_size=20,
-    ),
-    order=st.permutations(["r-ref", "a", "a"]),
-)
-def test_augmented_manifests_keep_their_order(rows: list[dict[str, object]], order: list[str]) -> None:
-    """Attributes come in the order that was chosen: references as objects, text as it is, other values as JSON."""
-    store = MemoryStore()
-    lines = [json.dumps(row | {"r-ref": f"memory://bucket/{row['r-ref']}"}) for row in rows]
-    store.write("m", "\n".join(lines).encode())
-    channel = InputChannel(
-        name="c", url="memory://bucket/m", mode="Pipe", data_type="AugmentedManifestFile", attribute_names=tuple(order)
-    )
-    entries = Entries(open_source(channel, lambda _: store))
-    assert entries.count() == len(rows)
-    for number, row in enumerate(rows):
-        entry = entries.get(number)
-        assert entry is not None
-        for piece, name in zip(entry, order, strict=True):
-            if name == "a":
-                assert piece == (row["a"] if isinstance(row["a"], str) else json.dumps(row["a"])).encode()
-            else:
-                assert isinstance(piece, ChannelObject)
-                assert piece.key == f"0/{row['r-ref']}"
 
 
 def test_listing_errors_are_raised_to_every_reader() -> None:

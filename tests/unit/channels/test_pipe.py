@@ -307,25 +307,6 @@ def test_lines_of_an_augmented_manifest_stay_together(
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "line 1 of the manifest is not JSON"),
-        ("[1]", "line 1 of the manifest is a list"),
-        ('{"a-ref": "x"}\n', "line 1 of the manifest has no URL in 'a-ref'"),
-        ('{"a-ref": "memory://bucket/x"}\n{"A-ref": "memory://bucket/x"}', "line 2 of the manifest has no attribute 'a-ref'"),
-        ("\n", "has no line"),
-        ('{"a-ref": "memory://bucket/x"}\n' + "[" * 100_000, "line 2 of the manifest is not JSON .it is nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "line 1 of the manifest is not JSON"),
-    ],
-)  # fmt: skip
-def test_bad_augmented_manifests(stores: Stores, begin: Callable[..., PipeChannel], text: str, message: str) -> None:
-    """A manifest that cannot be read is refused with the number of the line."""
-    stores("memory://bucket").write("m", text.encode())
-    with pytest.raises(DataError, match=message):
-        begin(url="memory://bucket/m", data_type="AugmentedManifestFile", attribute_names=("a-ref",))
-
-
 # ── several pipes and hosts ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -384,16 +365,6 @@ def test_an_epoch_of_objects_that_have_not_changed_is_read_once(
     assert counted.count("ListPage") == 3
 
 
-def test_copies(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
-    """Each copy has all data, in an order of its own."""
-    contents = fill(stores, 20)
-    begin(copies=3, record_wrapper="RecordIO")
-    for epoch in range(2):
-        found = read_all([tmp_path / f"train-{number}" for number in range(3)], epoch)
-        assert all(sorted(each) == sorted(contents) for each in found)
-        assert found[0] != found[1] != found[2]
-
-
 @pytest.mark.parametrize("seed", [None, 5])
 def test_split(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path, seed: int | None) -> None:
     """The parts of a split together have each object once, in every epoch."""
@@ -403,14 +374,6 @@ def test_split(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path
         found = read_all([tmp_path / f"train-{number}" for number in range(3)], epoch)
         assert sorted(chain.from_iterable(found)) == sorted(contents)
         assert max(map(len, found)) - min(map(len, found)) <= 1
-
-
-def test_more_parts_than_objects(stores: Stores, begin: Callable[..., PipeChannel], tmp_path: Path) -> None:
-    """A reader for which there is no object finds empty epochs."""
-    contents = fill(stores, 1)
-    begin(split=2)
-    assert [read_epoch(tmp_path / "train-1", epoch) for epoch in range(3)] == [b""] * 3
-    assert read_epoch(tmp_path / "train-0") == contents[0]
 
 
 def test_seeds_of_copies_differ_over_all_hosts() -> None:
