@@ -52,6 +52,8 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequ
 _BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"})
 _FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage"})
 _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "XMinioServerNotInitialized"})
+_UPSTREAM_REFUSED = "UpstreamAccessDenied"
+"""Code with which penstock's gateway says that its upstream refuses the gateway itself; trying again does not mend that."""
 
 _WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
@@ -247,6 +249,9 @@ def status_error(  # noqa: C901 - a table
         return BucketMissingError(what, **fields)
     if code == "NoSuchUpload":
         return ObjectMissingError(what, hint="the upload was already completed or aborted; write it again", **fields)
+    if code == _UPSTREAM_REFUSED:
+        reason = "check the gateway's own credentials and bucket: its log says why, and so does /-/ready"
+        return UnavailableError(what, hint=reason, retryable=False, **fields)
     if code in _TRANSIENT or status in (500, 502, 504, 408):
         return UnavailableError(what, **fields)
     if code in ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"):

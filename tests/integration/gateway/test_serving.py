@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ import trustme
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from penstock.compose import connect
+from penstock.errors import UnavailableError
+from penstock.testing.ministack import Ministack
 from servers.gateway import WAIT_S, Gateway, wait_until
 from servers.leaks import is_alive
 
@@ -341,6 +345,61 @@ def test_who_may_see_the_status(start: Start) -> None:
         gateway.get("/-/nothing")
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(urllib.request.Request(gateway.url + "/-/", method="POST"), timeout=WAIT_S)
+
+
+def test_an_upstream_that_cannot_be_used_is_seen(folder: Path, ministack: Ministack) -> None:
+    """``/-/ready`` and the log say which upstream is wrong, and no client is told that its own request is to blame."""
+    bucket = ministack.create_bucket()
+    ministack.client().put_object(Bucket=bucket, Key="k", Body=b"sound")
+    config = folder / "gateway.toml"
+    config.write_text(
+        'port = 0\ncache = "none"\n[access_points.data]\nupstream = "data"\n'
+        f'[access_points.missing]\nupstream = "s3://{bucket}-missing/"\n'
+        f'[access_points.train]\nupstream = "s3://{bucket}/"\nread_write = true\n'
+        'upstream_options = {profile = "wrong"}\n'
+    )
+    keys = folder / "credentials"
+    keys.write_text(f"[wrong]\naws_access_key_id = {ministack.access_key}\naws_secret_access_key = {'wrong' * 8}\n")
+    environment = ministack.environment | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)}
+    gateway = Gateway("--config", "gateway.toml", folder=folder, environment=environment)
+    try:
+        wait_until(lambda: gateway.text.count("cannot be used") == 2)
+        assert "SignatureDoesNotMatch" in gateway.text
+        assert "NoSuchBucket" in gateway.text
+        with pytest.raises(urllib.error.HTTPError, match="503") as caught:
+            gateway.get("/-/ready", headers={"X-Forwarded-For": "1.2.3.4"})
+        lines = caught.value.read().decode()
+        assert lines == (
+            "missing: the upstream's bucket does not exist\ntrain: the upstream refuses the gateway's credentials\n"
+        )
+        client = boto3.client(
+            "s3",
+            endpoint_url=gateway.url,
+            region_name="us-east-1",
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )
+        for call in (
+            lambda: client.get_object(Bucket="train", Key="k"),
+            lambda: client.list_objects_v2(Bucket="train"),
+            lambda: client.put_object(Bucket="train", Key="k", Body=b"x"),
+        ):
+            with pytest.raises(ClientError) as refused:
+                call()
+            answer = refused.value.response
+            assert answer["ResponseMetadata"]["HTTPStatusCode"] == 502
+            assert "The gateway could not use its upstream" in answer["Error"]["Message"]
+        began_s = time.monotonic()
+        with (
+            connect("s3://train", endpoint_url=gateway.url, anonymous=True) as store,
+            pytest.raises(UnavailableError, match="the gateway's own credentials"),
+        ):
+            store.read("k")
+        assert time.monotonic() - began_s < WAIT_S / 4  # what waiting does not mend is not tried again
+        assert client.get_object(Bucket="data", Key="deep/a.bin")["Body"].read() == DATA
+    finally:
+        gateway.kill()
 
 
 def test_the_metrics_can_be_opened(start: Start) -> None:

@@ -17,6 +17,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.serving.assembly import Assembly
 from penstock.gateway.serving.journal import Activity, ErrorHandler, Journal, JournalHandler
 from penstock.gateway.serving.listening import TlsCertificate
+from penstock.gateway.serving.readiness import Readiness
 from penstock.gateway.serving.snapshots import memory_bytes, take_snapshot
 from penstock.gateway.serving.status import StatusRoutes
 
@@ -59,6 +60,8 @@ class GatewayProcess:
     async def start(self, listener: socket.socket) -> None:
         """Open the stores, start the transforms, and answer requests that arrive at a listening socket.
 
+        It then asks the upstreams whether they can be used, and logs what they say; it serves even if they cannot.
+
         Raises:
             ConfigError: The configuration cannot be served.
         """
@@ -89,6 +92,11 @@ class GatewayProcess:
         await self._front.start([listener], tls=self._tls.context if self._tls else None)
         listener.close()  # the front has its own descriptor of it
         self._routes.state = "serving"
+        readiness = self._routes.readiness = Readiness(
+            {name: source.store for name, source in self._assembly.sources.items()}
+        )
+        if self._order.index == 0:  # the others would log the same
+            await readiness.failures()
 
     def _make_authenticator(self) -> SignatureAuthenticator | OpenAuthenticator:
         keys, config = self._order.keys, self._order.config

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aiohttp.web import BaseRequest, StreamResponse
 
     from penstock.gateway.config import AccessPoint, GatewayConfig
+    from penstock.gateway.serving.readiness import Readiness
     from penstock.gateway.serving.snapshots import Peers, Snapshot, Totals
 
 
@@ -307,7 +308,10 @@ class StatusRoutes:
 
     Attributes:
         state: ``"starting"``, ``"serving"`` or ``"draining"``.
+        readiness: The state of the upstreams; None until they are known.
     """
+
+    readiness: Readiness | None = None
 
     def __init__(self, config: GatewayConfig, *, peers: Peers, started_s: float) -> None:
         self._config = config
@@ -328,10 +332,12 @@ class StatusRoutes:
         return _refused_method(request) or web.Response(text="ok\n", headers=_TEXT)
 
     async def _ready(self, request: BaseRequest) -> StreamResponse:
-        is_ready = self.state == "serving"
-        return _refused_method(request) or web.Response(
-            status=200 if is_ready else 503, text=f"{self.state}\n", headers=_TEXT
-        )
+        if (refusal := _refused_method(request)) is not None:
+            return refusal
+        if self.state != "serving":
+            return _answer(503, self.state)
+        failures = [] if self.readiness is None else await self.readiness.failures()
+        return _answer(503, "\n".join(failures)) if failures else _answer(200, self.state)
 
     async def _metrics(self, request: BaseRequest) -> StreamResponse:
         refusal = self._refusal(request, open_to=("metrics", "everyone"))
