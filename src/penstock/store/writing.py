@@ -316,6 +316,20 @@ def _take(in_flight: InFlight[int], note: Callable[[int, Completion], None]) -> 
     note(index, completion)
 
 
+def check_writable(core: Core, key: Key) -> None:
+    """Raise what a write of `key` would raise, such as for a missing bucket or missing rights, and leave nothing behind.
+
+    Raises:
+        StoreError: The store does not accept an upload there.
+        ConfigError: The store can only be read.
+
+    Cost: two requests: a multipart upload is begun, which no listing of objects shows, and dropped.
+    """
+    upload_id = perform(core, CreateMultipart(key)).value
+    with suppress(StoreError):  # keys that may write but not drop uploads are sound
+        perform(core, AbortMultipart(key, upload_id))
+
+
 def copy(
     core: Core, source: Key, target: Key, *, copy_bytes_max: int = COPY_BYTES_MAX, part_bytes: int = COPY_PART_BYTES
 ) -> ObjectInfo:

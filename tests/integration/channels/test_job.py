@@ -202,11 +202,11 @@ def test_the_end_before_the_start(faulty: FaultyServer, tmp_path: Path, mode: st
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_the_end_while_results_are_stored(faulty: FaultyServer, tmp_path: Path, number: signal.Signals) -> None:
     """A signal while the model is uploaded ends the run; the model stays, and the message says where."""
-    faulty.fail("stall_head", match="models/", times=None, seconds=60)
+    faulty.fail("stall_head", match="models/m", times=None, seconds=60)
     process = started(
         faulty, tmp_path, "--model-url", f"{faulty.url}/models/", "--", "sh", "-c", 'echo weights > "$SM_MODEL_DIR/m"'
     )
-    wait_for_request(faulty, "models/")
+    wait_for_request(faulty, "models/m")
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode in (128 + number, -number), errors

@@ -573,3 +573,26 @@ def test_why_a_read_of_a_mount_failed(run: Callable[..., subprocess.CompletedPro
     assert len([line for line in said if "s3://bucket/train/broken: " in line and "500" in line]) >= 1
     assert len(said) <= 4, "one for the HEAD and one for the GET of each object"
     assert left_in(tmp_path / "tmp") == []
+
+
+def test_results_that_could_not_be_stored_end_a_run_before_it_begins(
+    run: Callable[..., subprocess.CompletedProcess[str]], s3_endpoint: Any, bucket: str, tmp_path: Path
+) -> None:
+    """A missing bucket is an error before the program starts; where results may go, the look leaves nothing behind."""
+    program = ("--", "touch", str(tmp_path / "ran"))
+    for option in ("--model-url", "--output-url", "--checkpoint-url"):
+        for url in (f"s3://{bucket}-missing/out/", f"s3://{bucket}-missing/out.tar.gz"):
+            done = run(option, url, *program)
+            assert done.returncode == 1
+            assert f"results could not be stored at {url}" in done.stderr
+            assert not (tmp_path / "ran").exists()
+    (tmp_path / "file").touch()
+    done = run("--model-url", "file/model/", *program)
+    assert (done.returncode, (tmp_path / "ran").exists()) == (1, False)
+    assert "file is no directory" in done.stderr
+    done = run("--model-url", f"s3://{bucket}/out/", "--output-url", f"s3://{bucket}/out.tar.gz", *program)
+    assert (done.returncode, (tmp_path / "ran").exists()) == (0, True)
+    client = s3_endpoint.client()
+    assert "Contents" not in client.list_objects_v2(Bucket=bucket)
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
+    client.close()

@@ -21,7 +21,7 @@ from penstock.channels.runner.job import Job
 from penstock.channels.runner.signals import Interruptions
 from penstock.channels.runner.supervised import STOP_S, SupervisedProgram
 from penstock.channels.runner.supervisor import files_in
-from penstock.channels.runner.uploads import CheckpointUploader, upload_folder
+from penstock.channels.runner.uploads import CheckpointUploader, check_target, upload_folder
 from penstock.config import cores_count
 from penstock.errors import PenstockError
 from penstock.system.tracebacks import boundary
@@ -112,9 +112,10 @@ def run(
 
     Raises:
         ConfigError: An argument is not valid, or the program cannot be started.
-        PenstockError: A channel could not give the program its data, or results could not be stored.
+        PenstockError: A channel could not give the program its data, or results could not be stored. Whether they can be is
+            found out before the program starts.
 
-    Cost: a supervisor process of about 10 MB; a thread and a read-ahead for each pipe.
+    Cost: two requests for each URL of results; a supervisor process of about 10 MB; a thread and a read-ahead for each pipe.
     """
     command = (sys.executable, program) if isinstance(program, str) and program.endswith(".py") else program
     job = Job(
@@ -185,6 +186,9 @@ def _run_in(
     Raises:
         PenstockError: A channel failed, the program could not be started, or results could not be stored.
     """
+    for url in dict.fromkeys((job.model_url, job.output_url, job.checkpoint_url)):
+        if url is not None:  # now, rather than when the program has run for hours
+            check_target(url, stores.open)
     _write_configuration(job, base.layout)
     uploader = None
     if job.checkpoint_url is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import compose
 from penstock.channels.inside import check_folders, files_below, outward_links_error
-from penstock.errors import BucketMissingError, PenstockError, StoreError
+from penstock.errors import AccessDeniedError, BucketMissingError, PenstockError, StoreError
+from penstock.store.base import innermost
 from penstock.store.local import LocalStore
+from penstock.store.writing import check_writable
 from penstock.transfer import FileReceiver, FirstFailure, TransferItem, copy_between, is_downloaded, stream
 
 if TYPE_CHECKING:
@@ -20,8 +23,35 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 ARCHIVE_SUFFIX = ".tar.gz"
+CHECK_NAME = "write-check"
+"""Name of the upload by which it is found out whether files can be stored below a URL; it is dropped at once."""
 SCAN_S = 5.0
 """Seconds between two looks at the directory of the checkpoints."""
+
+
+def check_target(url: str, connect: Callable[[str], Store]) -> None:
+    """Find out whether results can be stored at a URL, before there are any.
+
+    Raises:
+        PenstockError: They cannot, because of the bucket, the credentials or their rights, or the connection.
+
+    Cost: two requests; nothing is stored.
+    """
+    is_archive = url.endswith(ARCHIVE_SUFFIX)
+    root, key = compose.split(url if is_archive or url.endswith("/") else f"{url}/")
+    key = key if is_archive else f"{key}{CHECK_NAME}"
+    store = connect(root)
+    core = innermost(store)
+    try:
+        if isinstance(core, LocalStore):  # directories are made when there are results
+            place = next(path for path in (core.root / key).parents if path.exists())
+            if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+                raise AccessDeniedError(f"{place} is no directory that this user may write to")
+        else:
+            check_writable(store, key)
+    except PenstockError as error:
+        error.what = f"results could not be stored at {url}: {error.what}"
+        raise
 
 
 def upload_folder(folder: Path, url: str, connect: Callable[[str], Store]) -> int:
