@@ -247,6 +247,53 @@ def test_info_probes_without_secrets(
         assert s3_endpoint.access_key.encode() not in output
 
 
+def test_doctor_finds_what_is_wrong(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
+) -> None:
+    """Each check is a line; one that fails has its reason and makes the exit code 1; nothing is stored, no secret shown."""
+    s3_store.write("big", LARGE[: 2 * MIB])
+
+    def doctor(*arguments: str, code: int, **changes: str) -> dict[str, dict[str, Any]]:
+        done = penstock("doctor", "--json", *arguments, **changes)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert s3_endpoint.secret_key.encode() not in done.stdout
+        return {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+    sound = doctor("--write", f"s3://{bucket}/", code=0)
+    assert [name for name, line in sound.items() if not line["ok"]] == ["tls"]  # skipped: loopback has none
+    assert list(sound) == ["credentials", "dns", "tcp", "tls", "clock", "list", "region", "addressing", "read",
+                           "throughput", "write"]  # fmt: skip
+    assert sound["credentials"]["text"].startswith("environment (permanent, access key ")
+    assert sound["addressing"]["text"].startswith("path: ")
+    assert [info.key for info in s3_store.list("")] == ["big"]
+    empty = doctor("--write", f"s3://{bucket}/new/", code=0)
+    assert (empty["read"]["ok"], empty["write"]["ok"]) == (None, True)
+
+    wrong = doctor(f"s3://{bucket}/", code=1, AWS_SECRET_ACCESS_KEY="wrong-secret")
+    assert (wrong["tcp"]["ok"], wrong["list"]["ok"], wrong["read"]["ok"]) == (True, False, None)
+    assert "SignatureDoesNotMatch" in wrong["list"]["text"]
+    assert wrong["list"]["hint"]
+    missing = doctor("--write", f"s3://{bucket}-missing/", code=1)
+    assert (missing["list"]["ok"], missing["write"]["ok"]) == (False, False)
+    assert doctor(f"s3://{bucket}/", code=1, AWS_ENDPOINT_URL="http://127.0.0.1:1")["tcp"]["ok"] is False
+    assert doctor(f"s3://{bucket}/", code=1, AWS_ENDPOINT_URL="http://nowhere.invalid")["dns"]["ok"] is False
+    assert doctor(f"s3://{bucket}/nothing", code=1)["read"]["ok"] is False
+    none = doctor(f"s3://{bucket}/", code=1, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert none["credentials"]["hint"]
+    people = penstock("doctor", f"s3://{bucket}/", AWS_ENDPOINT_URL="http://127.0.0.1:1")
+    assert b"\ntcp         failed: " in people.stdout
+
+
+def test_doctor_compares_the_clocks(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]]
+) -> None:
+    """A machine whose clock is a quarter of an hour off is told so, and what to do."""
+    faulty.clock_offset_s = 1000
+    done = at_faulty("doctor", faulty.url)
+    assert done.returncode == 1
+    assert b"clock       failed: this machine is 1000 s behind the store; set this machine's clock" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("url", "changes", "says"),
     [

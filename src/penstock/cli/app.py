@@ -16,6 +16,7 @@ from penstock.cli import EXIT_INTERRUPTED
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint
 from penstock.cli.cp import cp, sync
+from penstock.cli.doctor import doctor
 from penstock.cli.gateway import gateway
 from penstock.cli.gateway_results import fill, gc
 from penstock.cli.gateway_results import ls as ls_results
@@ -81,7 +82,7 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
+for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info, doctor):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(
     name="mount",

@@ -84,16 +84,25 @@ def _store(store: Store) -> dict[str, Any]:
     core = innermost(store)
     facts: dict[str, Any] = {"url": store.describe(""), "kind": type(core).__name__}
     if isinstance(core, S3Store):
-        facts |= {"endpoint": core.endpoint.base_url, "region": core.endpoint.region, "credentials": "anonymous"}
-        if core.provider is not None:
-            try:
-                found = core.provider.resolve()
-            except CredentialsError as error:
-                facts["credentials"] = f"none: {error.what}"
-            else:
-                kind = "temporary" if found.session_token else "permanent"
-                facts["credentials"] = f"{core.provider.source} ({kind}, access key {_masked(found.access_key)})"
+        facts |= {"endpoint": core.endpoint.base_url, "region": core.endpoint.region}
+        try:
+            facts["credentials"] = credentials_text(core)
+        except CredentialsError as error:
+            facts["credentials"] = f"none: {error.what}"
     return facts
+
+
+def credentials_text(core: S3Store) -> str:
+    """Return where a store's keys come from and of which kind they are, without a secret; waits until they are found.
+
+    Raises:
+        CredentialsError: No keys were found.
+    """
+    if core.provider is None:
+        return "anonymous"
+    found = core.provider.resolve()
+    kind = "temporary" if found.session_token else "permanent"
+    return f"{core.provider.source} ({kind}, access key {_masked(found.access_key)})"
 
 
 def _masked(access_key: str) -> str:
@@ -101,19 +110,24 @@ def _masked(access_key: str) -> str:
 
 
 def _probe(location: StoreLocation, seconds: float) -> dict[str, Any]:
-    found = _largest(location)
+    found = largest(location)
     facts: dict[str, Any] = {"object": location.store.describe(found.key), "size_bytes": found.size_bytes}
     if found.size_bytes:
         first_byte_s = _first_bytes(location.store, found, seconds)
         facts["first_byte_count"] = len(first_byte_s)
         facts["first_byte_p50_s"] = statistics.median(first_byte_s)
         facts["first_byte_p99_s"] = first_byte_s[min(len(first_byte_s) - 1, round(0.99 * len(first_byte_s)))]
-        facts["one_connection_bytes_per_s"] = _bandwidth(location.store, found, seconds, requests_max=1)
-        facts["many_connections_bytes_per_s"] = _bandwidth(location.store, found, seconds, requests_max=None)
+        facts["one_connection_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=1)
+        facts["many_connections_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=None)
     return facts
 
 
-def _largest(location: StoreLocation) -> ObjectInfo:
+def largest(location: StoreLocation) -> ObjectInfo:
+    """Return the object, or the largest of the first 1 000 below a prefix.
+
+    Raises:
+        ObjectMissingError: There is none.
+    """
     if not location.is_folder:
         try:
             return location.store.stat(location.key)
@@ -148,7 +162,7 @@ def _first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]
     return sorted(times)
 
 
-def _bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
+def bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
     """Return the bytes per second; a small object is read repeatedly."""
     start_s, received = time.monotonic(), 0
     times = -(-PROBE_BYTES // found.size_bytes)
