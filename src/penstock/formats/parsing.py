@@ -16,6 +16,7 @@ skipped.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.formats.columnar import Samples
     from penstock.formats.sample import Sample
     from penstock.types import Buffer
+
+_log = logging.getLogger("penstock.formats")
 
 OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
 
@@ -142,7 +145,8 @@ class Parser(Skipping, ABC):
     """
 
     MAY_BE_EMPTY: ClassVar[bool] = False
-    """Whether 0 bytes are a valid shard without samples in this format; otherwise they are a truncated shard."""
+    """Whether 0 bytes are a valid shard without samples in this format, which only a warning tells from a lost upload;
+    otherwise they are a truncated shard."""
 
     decided_format: str | None = None
 
@@ -221,13 +225,19 @@ class Parser(Skipping, ABC):
         samples: list[Sample] = []
         if not self._passing:
             try:
-                if not self._offset_bytes and not self.MAY_BE_EMPTY:
-                    raise self._corrupt("the object has 0 bytes, too few for its format: was its upload cut off?", 0)
+                if not self._offset_bytes:
+                    self._end_empty()
                 self._end(samples)
             except CorruptShardError as error:
                 self._give_up(error, self._offset_bytes)
         self._refusal = ClosedError(f"the parser of {self._shard} is finished")
         return samples
+
+    def _end_empty(self) -> None:
+        """Refuse a shard without a byte, or warn of one that the format allows."""
+        if not self.MAY_BE_EMPTY:
+            raise self._corrupt("the object has 0 bytes, too few for its format: was its upload cut off?", 0)
+        _log.warning("%s: the object has 0 bytes, and so no samples: was its upload cut off?", self._shard)
 
     def _add_columns(self, found: Samples, samples: list[Sample]) -> None:
         """Append samples in columns after those that were found one by one."""

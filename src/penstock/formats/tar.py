@@ -79,8 +79,6 @@ class TarParser(Parser):
     Cost: holds one incomplete sample. Slices of a chunk keep that chunk alive.
     """
 
-    MAY_BE_EMPTY = True
-
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._ended = False  # the end-of-archive mark was seen

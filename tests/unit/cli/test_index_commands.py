@@ -57,6 +57,25 @@ def test_index_says_what_it_did(tmp_path: Path, cache: Path, capsys: pytest.Capt
     assert "(3 read)" in capsys.readouterr().err
 
 
+def test_an_upload_that_was_cut_off_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tar of 0 bytes fails ``index`` and ``verify``, which name and count it; one with only an end mark does not."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, shard in (("a", tar(5)), ("b", b""), ("c", tar(0))):
+        (data / f"{name}.tar").write_bytes(shard)
+    assert run(["index", f"{data}/"]) == 1
+    errors = capsys.readouterr().err
+    assert "b.tar: the object has 0 bytes" in errors
+    assert "5 samples in 2 shards" in errors
+    assert "1 failed" in errors
+    assert run(["verify", f"{data}/"]) == 1
+    errors = capsys.readouterr().err
+    assert "b.tar" in errors
+    assert "1 failed" in errors
+    (data / "b.tar").unlink()
+    assert run(["verify", f"{data}/"]) == 0
+
+
 def test_index_beside_the_shards(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The index lies under .penstock/, which is not listed as a shard; JSON has a line per shard."""
     for number in range(2):

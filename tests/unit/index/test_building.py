@@ -216,7 +216,7 @@ def test_an_index_that_cannot_be_written_is_an_error(memory: MemoryStore, listed
 
 
 def test_empty_shards_and_many_pieces(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Shards without bytes or samples are indexed, and so is a shard in many parts."""
+    """Shards without samples are indexed, and so is a shard in many parts; one without bytes fails, alone."""
     from penstock.config import FetchConfig
 
     memory.write("0.tar", b"")
@@ -224,7 +224,10 @@ def test_empty_shards_and_many_pieces(memory: MemoryStore, listed: Listed, tar: 
     memory.write("2.tar", tar(300))
     memory.fetch_config = FetchConfig(part_bytes=64 * 1024)
     built = build(listed(memory), beside(listed(memory)))
-    assert [row.samples_count for row in built.dataset.rows.values()] == [0, 0, 300]
+    assert [row.samples_count for row in built.dataset.rows.values()] == [0, 300]
+    assert [(url, type(error).__name__) for url, error in built.failed] == [
+        (memory.describe("0.tar"), "CorruptShardError")
+    ]
 
 
 def starts(data: bytes) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from penstock.errors import ChecksumError, ConfigError, StoreError
+from penstock.errors import ChecksumError, ConfigError, CorruptShardError, StoreError
 from penstock.formats import TarParser
 from penstock.index import IndexBuilder, IndexPlace, ShardIndex, ShardRecorder, Verifier, VersionedShard
 from penstock.index import recorder as recorder_module
@@ -92,9 +92,10 @@ def test_a_shard_heard_of_in_part_is_refused(tar: Callable[..., bytes]) -> None:
 
 
 def test_an_empty_shard_has_no_samples(tar: Callable[..., bytes]) -> None:
-    """An empty tar and an empty object are shards without samples."""
+    """An empty tar is a shard without samples; an object of no bytes is not a tar."""
     assert len(record(tar(0), [])) == 0
-    assert len(record(b"", [])) == 0
+    with pytest.raises(CorruptShardError, match="0 bytes"):
+        record(b"", [])
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 700, 10**9])
@@ -118,9 +119,9 @@ def test_a_range_is_held_against_its_checksums(tar: Callable[..., bytes], piece_
     assert caught.value.span == tuple(index.offsets[[5, 6]].tolist())
 
 
-def test_without_checksums_nothing_is_held_against_anything() -> None:
+def test_without_checksums_nothing_is_held_against_anything(tar: Callable[..., bytes]) -> None:
     """With another tool's index, which has no checksums, all ranges pass."""
-    row = record(b"", []).row._replace(samples_count=1, size_bytes=9)
+    row = record(tar(0), []).row._replace(samples_count=1, size_bytes=9)
     Verifier(ShardIndex(row, offsets=np.array([0, 9], np.int64)), first_sample=0, url="x").feed(b"anything.")
 
 

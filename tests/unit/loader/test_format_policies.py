@@ -144,14 +144,16 @@ def test_other_tools_indexes(tmp_path: Path, counted: Counted, kind: str) -> Non
 
 
 @pytest.mark.parametrize("name", FORMATS_WRITTEN)
-def test_an_object_of_no_bytes(tmp_path: Path, name: str) -> None:
-    """It has no samples where the format needs no head and no footer; else it is cut off, and named or counted."""
+def test_an_object_of_no_bytes(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has no samples where writers leave such files, and a warning names it; else it is cut off, and named or counted."""
     paths = write(tmp_path / "data", name)
     paths[0].write_bytes(b"")
-    may_be_empty = name in {"tar", "tfrecord", "recordio", "jsonl"}
+    may_be_empty = name in {"tfrecord", "recordio", "jsonl"}
     options: dict[str, Any] = {"index_dir": tmp_path / "index", "index": "stream"}
     count, statistics = read(tmp_path / "data", "skip_sample", **options)
     assert (count, statistics.skipped_samples) == (ROWS, 0 if may_be_empty else 1)
+    (warning,) = [record.getMessage() for record in caplog.records if paths[0].name in record.getMessage()]
+    assert "0 bytes" in warning
     if may_be_empty:
         index(ps.shards(f"{tmp_path}/data/"), tmp_path / "index")
         assert read(tmp_path / "data", **options | {"index": "require"})[0] == ROWS

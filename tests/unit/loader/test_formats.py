@@ -55,8 +55,9 @@ def test_every_format_resumes_inside_its_shards(tmp_path: Path, name: str, mode:
 def test_the_content_decides_and_the_pipeline_may(tmp_path: Path) -> None:
     """A shard's first bytes say what it is, whatever its suffix; format= says it where they cannot."""
     write_formatted(tmp_path / "data", "tfrecord", SIZES)
-    for path in (tmp_path / "data").iterdir():
-        path.rename(path.with_suffix(".tar"))
+    for path in list((tmp_path / "data").iterdir()):
+        if path.stat().st_size:  # of an object of no bytes, the name decides
+            path.rename(path.with_suffix(".tar"))
     with ps.Loader(pipeline(tmp_path / "data", window=None)) as loader:
         assert numbers(loader) == list(range(29))
     made = ps.shards(f"{tmp_path}/data/", format="tfrecord-raw").batch(4)

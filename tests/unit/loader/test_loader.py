@@ -344,7 +344,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with ps.Loader(pipeline(tmp_path)) as loader, pytest.raises(ObjectMissingError, match="no shards here"):
         list(loader)
     write_counted(tmp_path, (0, 0))
-    (tmp_path / "s-002.tar").write_bytes(b"")
+    (tmp_path / "s-002.tar").write_bytes(bytes(10240))
     with ps.Loader(pipeline(tmp_path)) as loader:
         assert list(loader) == []
         assert loader.epoch == 1
