@@ -81,16 +81,14 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
         known: Names of all options that exist.
 
     Raises:
-        ConfigError: An option does not exist; the message names it and suggests the closest option that does.
+        ConfigError: An option does not exist; the message names it and says what was meant.
     """
     names = list(known)
     for name in given:
         if name not in names:
-            from difflib import get_close_matches
+            from penstock.system.argument_names import unknown_argument
 
-            near = get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
-            raise ConfigError(f"{what}({name}=...) is not an option of {what}()", hint=hint)
+            raise unknown_argument(what, name, names)
 
 
 def is_variable(name: str, value: object) -> bool:

@@ -93,11 +93,11 @@ class Loader:
     )
 
     def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderArguments]) -> None:
+        check_names("Loader", options, LoaderOptions.__dataclass_fields__)
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        check_names("Loader", options, LoaderOptions.__dataclass_fields__)
         checked = LoaderOptions(**options)
         # Imported here, so that importing `Loader` imports neither NumPy nor the engine: pipelines can do without them.
         from penstock.loader.session import Session

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import compose
+from penstock.config import check_names
 from penstock.errors import ConfigError, DataError
 from penstock.formats import format_of_name
 from penstock.index import is_manifest_name
@@ -20,6 +21,7 @@ from penstock.pack.sequence import TokenRows, is_map, write_iterable
 from penstock.pack.verification import check_shard
 from penstock.pack.workers import ExecutionOptions, memory_shares
 from penstock.pipeline import Batch, Objects, Pipeline, TokenBlocks, check_rereadable, objects
+from penstock.system.argument_names import arguments_of
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ def pack(
     Cost: a listing; each object of the source is read once. Memory: the plan, about 500 bytes per sample, and
         `memory_bytes_max`.
     """
+    check_names("pack", connection, [*arguments_of(compose.connect), *arguments_of(pack)])
     if not isinstance(destination, str | os.PathLike):
         raise ConfigError(f"the destination {destination!r} must be a URL or a path")
     if not isinstance(source, str | os.PathLike | Pipeline) and not hasattr(source, "__iter__") and not is_map(source):

@@ -10,6 +10,7 @@ from penstock.config import check_names
 from penstock.errors import ConfigError
 from penstock.pipeline.pipeline import Pipeline, check_part
 from penstock.pipeline.source import Connection, Mix, Objects, OnCorrupt, Shards, Stop, parts_of
+from penstock.system.argument_names import arguments_of
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def shards(
         ConfigError: No URL, a pattern that does not expand, or a bad option.
     """
     paths, is_list = _paths("shards", urls, manifest=manifest)
-    return Pipeline(Shards(paths, is_list, _connection("shards", connection), format, on_corrupt, manifest))
+    return Pipeline(Shards(paths, is_list, _connection(shards, connection), format, on_corrupt, manifest))
 
 
 @boundary
@@ -95,7 +96,7 @@ def objects(
         ConfigError: No URL, a pattern that does not expand, or options that exclude each other.
     """
     paths, is_list = _paths("objects", urls, manifest=manifest)
-    return Pipeline(Objects(paths, is_list, _connection("objects", connection), group_by, read, manifest))
+    return Pipeline(Objects(paths, is_list, _connection(objects, connection), group_by, read, manifest))
 
 
 @boundary
@@ -143,8 +144,8 @@ def _is_schedule(schedule: object) -> bool:
     return isinstance(schedule, Mapping) and all(isinstance(weights, Mapping) for weights in schedule.values())
 
 
-def _connection(what: str, options: ConnectionOptions) -> Connection:
-    check_names(what, options, Connection.__dataclass_fields__)
+def _connection(function: Callable[..., Pipeline], options: ConnectionOptions) -> Connection:
+    check_names(function.__name__, options, [*Connection.__dataclass_fields__, *arguments_of(function)])
     return Connection(**options)
 
 

@@ -6,8 +6,9 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+from penstock.config import check_names
 from penstock.errors import ConfigError
 from penstock.memory.buffers import is_typed
 from penstock.system.tracebacks import function_name
@@ -69,6 +70,11 @@ class Field(ABC):
     name: str
     default: Any = field(default=..., kw_only=True)
     valid: str | None = field(default=None, kw_only=True)
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Check the names of the arguments, which ``__init__`` takes."""
+        check_names(cls.__name__, options, cls.__dataclass_fields__)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name in (self.name,) if self.valid is None else (self.name, self.valid):

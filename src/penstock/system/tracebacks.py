@@ -4,6 +4,8 @@ Every public class, function and iterator that calls users' functions, or from w
 ``@boundary``. An error that passes through one keeps the frames of the user's code and loses those of penstock, so that
 a script prints only a few lines. ``PENSTOCK_TRACEBACK=full`` in the environment keeps all frames.
 
+A boundary that is called with an argument that does not exist raises a ``ConfigError``, which says what was meant.
+
 ``failed`` makes the error for a user's function that failed; its message names the function, its file and line, and the sample.
 """
 
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import DataError, DecodeError, PenstockError
 from penstock.redaction import printable
+from penstock.system.argument_names import check_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +85,11 @@ def _guarded(function: Any) -> Any:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                check_call(function, error)
+                raise
         except Exception as error:
             shorten(error)
             raise

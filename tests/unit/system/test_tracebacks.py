@@ -209,3 +209,18 @@ def test_an_error_that_a_library_caught_before_it_tried_again_is_shown(tmp_path:
     first, _, second = "".join(traceback.format_exception(caught.value)).partition("During handling")
     assert "ConfigError: 's3:first'" in first
     assert "ConfigError: 's3:second'" in second
+
+
+def test_only_a_call_of_the_boundary_itself_is_about_its_arguments() -> None:
+    """A TypeError from inside, here of the user's own function, stays one; one of the call says what was meant."""
+
+    @boundary
+    def read(size_max: int, *, fn: Any = dict) -> Any:
+        return fn(size_max=size_max)
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size_max'"):
+        read(1, fn=lambda: 0)
+    with pytest.raises(
+        ps.ConfigError, match=r"read\(sizemax=...\) is not an option of read\(\). Hint: did you mean size_max"
+    ):
+        read(sizemax=1)
