@@ -219,7 +219,7 @@ def _chosen(key: str, members: dict[str, str], specs: tuple[FieldSpec, ...] | No
     if specs is None:
         return members
     chosen = {}
-    for spec in specs:
+    for spec in (spec.found_in(members) for spec in specs):
         if spec.type not in (None, "file", "bytes"):
             raise ConfigError(f"a file cannot be converted: {spec.source}={spec.field}:{spec.type}")
         if spec.source not in members:
@@ -333,7 +333,7 @@ def rows_of_table(rows: list[dict[str, Any]], specs: tuple[FieldSpec, ...] | Non
             raise DataError(f"row {number} has the same key as another row", sample_key=key, shard=url)
         keys.add(key)
         files, values = {}, {}
-        for spec in specs:
+        for spec in (spec.found_in(row) for spec in specs):
             value = row.get(spec.source)
             if value is None or value == "":
                 raise DataError(f"row {number} has no value in column {spec.source!r}", sample_key=key, shard=url)

@@ -1,7 +1,8 @@
 """Parses which fields are packed: ``image=png:pixels,label=cls:int`` takes ``image`` as ``png`` and ``label`` as ``cls``.
 
 The name to the left of ``=`` is the field's name in the source (a file's extension, a column, a key of a dict, a position
-in a tuple). The name to the right is the stored field's; without ``=`` the two are the same. A type may follow after ``:``
+in a tuple), or several: of ``jpg;jpeg;png``, the first that a sample has. The name to the right is the stored field's; without
+``=`` it is the (first) name to the left. A type may follow after ``:``
 
 ====== ===========================================================================================================
 file   the value is the path or URL of a file, whose bytes are taken (for tables; in folders every field is a file)
@@ -33,7 +34,7 @@ from penstock.formats.sample import is_bytes
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Container, Mapping
 
     from penstock.types import Buffer
 
@@ -58,6 +59,11 @@ class FieldSpec(NamedTuple):
     source: str
     field: str
     type: str | None
+
+    def found_in(self, names: Container[str]) -> FieldSpec:
+        """Return the field with the first of its alternative sources that a sample with the fields `names` has."""
+        source = next((each for each in self.source.split(";") if each in names), self.source)
+        return self._replace(source=source)
 
     @property
     def holds_picture(self) -> bool:
@@ -90,7 +96,7 @@ def parse_fields(text: str | None) -> tuple[FieldSpec, ...] | None:
             raise ConfigError(f"fields={text!r}: {item!r} is not SOURCE=FIELD:TYPE", hint="image=png,label=cls:int")
         if match["type"] is not None and match["type"] not in TYPES:
             raise ConfigError(f"fields={text!r}: {match['type']!r} is not one of {', '.join(TYPES)}")
-        specs.append(FieldSpec(match["source"], match["field"] or match["source"], match["type"]))
+        specs.append(FieldSpec(match["source"], match["field"] or match["source"].split(";")[0], match["type"]))
     names = [
         name
         for spec in specs
@@ -108,7 +114,7 @@ def select_fields(sample: Mapping[str, Any], specs: tuple[FieldSpec, ...], key: 
         DataError: A field is missing, or its value does not have its type.
     """
     taken = {}
-    for spec in specs:
+    for spec in (spec.found_in(sample) for spec in specs):
         if spec.source not in sample:
             raise DataError(
                 f"the sample has no {spec.source!r}, only {sorted(map(str, sample))}", sample_key=key, field=spec.source
@@ -134,7 +140,9 @@ def oriented(specs: tuple[FieldSpec, ...], names: Collection[str]) -> tuple[Fiel
         ConfigError: Two fields would have the same name then.
     """
     turned = tuple(
-        FieldSpec(spec.field, spec.source, spec.type) if spec.source not in names and spec.field in names else spec
+        FieldSpec(spec.field, spec.source.split(";")[0], spec.type)
+        if spec.found_in(names).source not in names and spec.field in names
+        else spec
         for spec in specs
     )
     if len({spec.field for spec in turned}) < len(turned):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.config import check_number
@@ -197,7 +197,7 @@ def _is_interval(value: object) -> bool:
     return bool(0 < value[0] <= value[1])
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, init=False)
 class Image(Field):
     """A picture in JPEG, PNG, WebP or another format that Pillow reads. Needs the extra ``penstock-data[image]``.
 
@@ -205,6 +205,8 @@ class Image(Field):
     resized to them. Without, all pictures must have the size of the first one, or be padded or ragged in the batch.
     Decoding, cropping, resizing and flipping are one step that writes into the memory of the batch. An orientation in EXIF
     is ignored, as in most training.
+
+    ``Image("jpg", "jpeg", "png")`` is ``Image("jpg;jpeg;png")``: one value, ``"jpg"``, of whichever member a sample has.
 
     Attributes:
         height: Height of the result in pixels; None: as stored.
@@ -225,6 +227,7 @@ class Image(Field):
 
     MODULES: ClassVar[tuple[str, ...]] = ("PIL", "cv2", "simplejpeg")
     EXTRA: ClassVar[str] = "image"
+    SEVERAL_NAMES: ClassVar[bool] = True
     height: int | None = field(default=None, kw_only=True)
     width: int | None = field(default=None, kw_only=True)
     mode: Literal["RGB", "L"] = field(default="RGB", kw_only=True)
@@ -235,6 +238,30 @@ class Image(Field):
     flip: bool = field(default=False, kw_only=True)
     antialias: bool = field(default=False, kw_only=True)
     masks: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
+
+    def __init__(
+        self,
+        name: str,
+        *alternatives: str,
+        default: Any = ...,
+        valid: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        mode: Literal["RGB", "L"] = "RGB",
+        crop: Literal["center", "random"] | None = None,
+        crop_fraction: float = 1.0,
+        scale: tuple[float, float] = (0.08, 1.0),
+        aspect: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = False,
+        antialias: bool = False,
+        masks: tuple[str, ...] = (),
+    ) -> None:
+        given = locals()  # the attributes, by name
+        if alternatives:
+            given["name"] = ";".join(map(str, (name, *alternatives)))
+        for each in fields(self):
+            object.__setattr__(self, each.name, given[each.name])
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         Field.__post_init__(self)
@@ -271,14 +298,14 @@ class Image(Field):
         for name in names:
             Field.__post_init__(Image(name))
         masks = (*self.masks, *names)
-        if not names or len({self.name, *masks}) <= len(masks):
+        if not names or len({*self.names[:1], *self.alternatives, *masks}) <= len(masks) + len(self.alternatives):
             raise ConfigError(f"{self!r}.with_mask{names!r} must name other members, each once")
         return replace(self, masks=masks)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the picture and its masks."""
-        return (self.name, *self.masks)
+        return (self.name.partition(";")[0], *self.masks)
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:

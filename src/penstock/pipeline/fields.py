@@ -51,7 +51,8 @@ class Field(ABC):
     dtype and shape, override `specs`, and ``decode_into`` to write into the memory of the batch without a copy.
 
     Attributes:
-        name: Name of the member, and of the value.
+        name: Name of the member, and of the value. Of ``"jpg;jpeg;png"``, the first member that a sample has is taken, and the
+            value has the first name. Case does not matter: members of shards and files have names in lower case.
         default: Value for samples that lack the member, or in which it is null; if it is left out, they are an error.
         valid: Name of a second value, a bool: whether the sample has the member. It needs `default`.
 
@@ -65,6 +66,8 @@ class Field(ABC):
     """Whether ``decode`` also takes a typed view: numbers or arrays that the format itself stores as such."""
     EXTRA: ClassVar[str] = ""
     """Extra of the package that installs `MODULES`."""
+    SEVERAL_NAMES: ClassVar[bool] = False
+    """Whether alternative names can be arguments of their own."""
     SPEC: ClassVar[Spec | None] = None
     """Dtype and shape of every value, if they are the same for all fields of the class."""
     name: str
@@ -77,7 +80,8 @@ class Field(ABC):
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in (self.name,) if self.valid is None else (self.name, self.valid):
+        names = self.name.split(";") if isinstance(self.name, str) else [self.name]
+        for name in names if self.valid is None else [*names, self.valid]:
             if not isinstance(name, str) or not name or name.startswith(_RESERVED):
                 raise ConfigError(
                     f"the name of a field must be a non-empty string that does not begin with '__', not {name!r}",
@@ -90,8 +94,13 @@ class Field(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the members that the field reads; its values have the same names."""
-        return (self.name,)
+        """Names of the values, which are those of the members that the field reads."""
+        return (self.name.partition(";")[0],)
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """Names of the members that take the place of the first of `names` in samples that lack it."""
+        return tuple(self.name.split(";")[1:])
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -167,7 +176,7 @@ class Field(ABC):
         return None
 
     def __repr__(self) -> str:
-        parts = [repr(self.name)]
+        parts = list(map(repr, self.name.split(";"))) if self.SEVERAL_NAMES else [repr(self.name)]
         for name, entry in type(self).__dataclass_fields__.items():
             value = getattr(self, name)
             if name != "name" and entry.repr and value != entry.default:

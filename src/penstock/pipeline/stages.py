@@ -72,19 +72,21 @@ class Decode:
         for entry in self.fields:
             if not isinstance(entry, Field):
                 raise ConfigError(f".decode({entry!r}) is not a field", hint=_decode_hint(entry))
-        if repeated := sorted({name for name in self.names if self.names.count(name) > 1}):
+        names = (*self.members, *(entry.valid for entry in self.fields if entry.valid))
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f".decode() names {', '.join(map(repr, repeated))} more than once")
         _check_max_errors(self.max_errors)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the members that it reads, including masks."""
-        return tuple(name for entry in self.fields for name in entry.names)
+        """Names of the members that it reads, including masks and alternatives."""
+        return tuple(name for entry in self.fields for name in (*entry.names, *entry.alternatives))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the values that a sample has afterwards."""
-        return (*self.members, *(entry.valid for entry in self.fields if entry.valid))
+        values = (name for entry in self.fields for name in entry.names)
+        return (*values, *(entry.valid for entry in self.fields if entry.valid))
 
     @property
     def specs(self) -> dict[str, Spec | None]:

@@ -165,9 +165,10 @@ def decoded_columns(fields: Sequence[Field], samples: Samples) -> dict[str, Any]
     """
     columns: dict[str, Any] = {}
     for field in fields:
-        if field.name not in samples.names:
+        name = field.names[0]
+        if name not in samples.names or field.alternatives:
             return None
-        values, valid = samples.array(field.name), samples.valid(field.name)
+        values, valid = samples.array(name), samples.valid(name)
         if valid is not None:
             if field.default is ... or field.specs[0] is None:
                 return None
@@ -180,7 +181,7 @@ def decoded_columns(fields: Sequence[Field], samples: Samples) -> dict[str, Any]
             column = _spread(column, valid, field.missing_values()[0])
         if column is None:
             return None
-        columns[field.name] = column
+        columns[name] = column
         if field.valid is not None:
             columns[field.valid] = np.ones(len(samples), np.bool_) if valid is None else valid
     return columns
@@ -207,6 +208,9 @@ def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext
     views = []
     for name in field.names:
         data = members.get(name)
+        if data is None and name == field.names[0]:
+            there = (members[other] for other in field.alternatives if members.get(other) is not None)
+            data = next(there, None)
         if data is None:
             if field.default is not ...:
                 return None
@@ -233,7 +237,7 @@ def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext
 def _decode_error(field: Field, data: Sequence[memoryview], context: SampleContext, error: Exception) -> DataError:
     where: dict[str, Any] = {
         "stage": "decode",
-        "field": field.name,
+        "field": field.names[0],
         "sample_key": context.sample.key,
         "offset_bytes": context.sample.offset_bytes,
         "shard": context.shard,

@@ -688,3 +688,23 @@ def test_nothing_is_verified_without_a_checksum(source: Path, tmp_path: Path, na
     assert len(verified.problems) == 1
     assert verified.shards_count == 0
     assert verified.failed or not is_checked
+
+
+def test_mixed_extensions_are_one_field(tmp_path: Path) -> None:
+    """`.JPG` is `.jpg` by itself; alternatives of a field take `.jpeg` and `.png` as well, when packing and when reading."""
+    names = ["a.jpg", "b.JPG", "c.jpeg", "d.png"]
+    (tmp_path / "source").mkdir()
+    for name in names:
+        (tmp_path / "source" / name).write_bytes(name.encode())
+    with pytest.raises(DataError, match="'jpg', only"):
+        pack(tmp_path / "source", tmp_path / "one", fields="jpg")
+    pack(tmp_path / "source", tmp_path / "one", fields="jpg;jpeg;png")
+    wanted = {name[0]: {"jpg": name.encode()} for name in names}
+    assert everything(tmp_path / "one") == wanted
+    pack(tmp_path / "source", tmp_path / "image", fields="png;jpeg;jpg=image:bytes")
+    assert everything(tmp_path / "image") == {key: {"image": each["jpg"]} for key, each in wanted.items()}
+    pack(tmp_path / "source", tmp_path / "kept")
+    assert {name for each in everything(tmp_path / "kept").values() for name in each} == {"jpg", "jpeg", "png"}
+    with ps.Loader(ps.shards(f"{tmp_path}/kept/").decode(ps.Bytes("jpg;jpeg;png")).batch(4)) as loader:
+        [batch] = loader
+    assert batch["jpg"] == [name.encode() for name in names]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 
 import numpy as np
@@ -250,3 +251,20 @@ def test_function_decodes_by_a_function() -> None:
         pipeline.Function("x", 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="both"):
         pipeline.Function("x", len, dtype="uint8")
+
+
+def test_a_field_has_alternative_names() -> None:
+    """The value has the first name; all are read; a name of another field is refused; it reads like the code."""
+    image = ps.Image("jpg", "jpeg", "png", height=2, width=2)
+    assert image == ps.Image("jpg;jpeg;png", height=2, width=2) == pickle.loads(pickle.dumps(image))
+    assert repr(image) == "Image('jpg', 'jpeg', 'png', height=2, width=2)"
+    masked = image.with_mask("seg")
+    assert (masked.names, masked.alternatives) == (("jpg", "seg"), ("jpeg", "png"))
+    stage = ps.shards("s3://b/").decode(masked, ps.Integer("cls;label")).stages[0]
+    assert stage.names == ("jpg", "seg", "cls")
+    assert stage.members == ("jpg", "seg", "jpeg", "png", "cls", "label")
+    for wrong in (lambda: image.with_mask("png"), lambda: ps.Image("jpg", ""), lambda: ps.Image("jpg", "__key__")):
+        with pytest.raises(ConfigError):
+            wrong()
+    with pytest.raises(ConfigError, match="'png' more than once"):
+        ps.shards("s3://b/").decode(image, ps.Image("png"))
