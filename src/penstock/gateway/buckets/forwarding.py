@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
-from penstock.errors import AccessDeniedError, StoreError
+from penstock.errors import CredentialsError, StoreError
 from penstock.gateway.buckets.documents import completed_upload, default_setting, element, malformed, parsed
 from penstock.gateway.buckets.operations import OPERATIONS, BucketOperations, operation_named, setting_named
 from penstock.gateway.buckets.requests import content_encoding, read_document, refuse_shared_access
@@ -305,7 +305,7 @@ async def _performed(store: Retrying, passed: Forward, stream: StreamedBody | No
     except StoreError as error:
         if stream is not None and stream.error is not None:
             raise stream.error from None
-        if isinstance(error, AccessDeniedError) and not _names_owner(passed):  # the gateway was refused, not the client
+        if isinstance(error, CredentialsError):  # the gateway's own: its client is not to blame
             raise
         raise _refusal(error) from error
     else:
@@ -314,11 +314,6 @@ async def _performed(store: Retrying, passed: Forward, stream: StreamedBody | No
         if sending is not None:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-
-
-def _names_owner(passed: Forward) -> bool:
-    """Whether a client's request says to whom the bucket must belong, so that a refusal may be about the client's claim."""
-    return any(line.lower().startswith(f"{_OWNER}:") for line in passed.headers)
 
 
 def _refusal(error: StoreError) -> S3Error:

@@ -27,6 +27,7 @@ from penstock.errors import (
     BucketMissingError,
     CancelledOperationError,
     ConfigError,
+    CredentialsError,
     DeadlineError,
     ObjectChangedError,
     ObjectExistsError,
@@ -67,6 +68,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
     (BucketMissingError, "NoSuchBucket", "The specified bucket does not exist"),
     (ObjectMissingError, "NoSuchKey", "The specified key does not exist."),
+    (AccessDeniedError, "AccessDenied", "The gateway may not read this from its upstream."),
     (ObjectChangedError, "PreconditionFailed", "The object was replaced while it was being read."),
     (ObjectExistsError, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold."),
     (SpanError, "InvalidRange", "The requested range is not satisfiable"),
@@ -423,9 +425,7 @@ def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:
         return error
     if isinstance(error, ObjectChangedError) and not is_conditional:
         return S3Error("ServiceUnavailable", "The object was replaced while it was being read.")
-    if isinstance(
-        error, AccessDeniedError
-    ):  # it was the gateway that was refused, whatever the client's own keys may do
+    if isinstance(error, CredentialsError):  # the gateway's own, whatever the client's keys may do
         message = "The gateway could not use its upstream; the gateway's log says why."
         return S3Error("UpstreamAccessDenied", message, status=502)
     if isinstance(error, PenstockError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import WIRE, ObjectChangedError, PenstockError
+from penstock.errors import WIRE, CredentialsError, ObjectChangedError, PenstockError
 from penstock.gateway.http.exchanges import as_s3_error
 
 
@@ -12,10 +12,11 @@ from penstock.gateway.http.exchanges import as_s3_error
 def test_every_error_has_a_status_and_tells_no_place(kind: type[PenstockError]) -> None:
     """The message names nothing of the error's own, and the status is that of the table.
 
-    There are two exceptions: the caller went away, and the upstream refused the gateway, which is not the client's fault.
+    There are two exceptions: the caller went away, and the upstream refused the gateway's credentials.
     """
     refusal = as_s3_error(kind("/secret/path s3://upstream"), is_conditional=True)
-    assert refusal.status == {499: 503, 403: 502}.get(WIRE[kind][1], WIRE[kind][1])
+    status = 502 if kind is CredentialsError else WIRE[kind][1]
+    assert refusal.status == (503 if status == 499 else status)
     assert "secret" not in refusal.message
     assert "s3://" not in refusal.message
 
