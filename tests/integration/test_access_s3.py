@@ -15,7 +15,6 @@ import penstock as ps
 from forking import exit_code_of, start_child
 from loading import counted, shard
 from penstock.access import PipelineDataset
-from penstock.errors import ObjectChangedError
 from penstock.store import Store
 
 pytestmark = pytest.mark.server

@@ -139,21 +139,6 @@ def test_reading_a_directory_replaces_lookups(served: ServedMount) -> None:
     assert [after.get(name, 0) - before.get(name, 0) for name in ("LOOKUP", "GETATTR")] == [0, 0]
 
 
-def test_extended_attributes(served: ServedMount) -> None:
-    """Names and values of extended attributes arrive, whatever room the program offers."""
-    script = """if True:
-        import errno, os
-        assert os.listxattr("small.txt") == ["user.etag"]
-        assert os.getxattr("small.txt", "user.etag").startswith(b"etag of ")
-        try:
-            os.getxattr("small.txt", "user.other")
-        except OSError as error:
-            assert error.errno == errno.ENODATA
-        print("done")
-    """
-    assert served.run(sys.executable, "-c", script).stdout == "done\n"
-
-
 def test_memory_maps_and_concurrent_readers(served: ServedMount) -> None:
     """Threads that read at random offsets, directly and by a memory map, see the right bytes."""
     script = """if True:
@@ -176,18 +161,6 @@ def test_memory_maps_and_concurrent_readers(served: ServedMount) -> None:
     """
     ran = served.run(sys.executable, "-c", script)
     assert ran.stdout == "done\n", ran.stderr
-
-
-def test_nothing_can_be_changed(served: ServedMount) -> None:
-    """Every attempt to change something ends with ``EROFS``."""
-    for command in (
-        ["touch", "new"],
-        ["rm", "empty"],
-        ["mkdir", "new"],
-        ["mv", "empty", "full"],
-        ["chmod", "0", "empty"],
-    ):
-        assert "Read-only file system" in served.run(*command).stderr, command
 
 
 def test_errors_of_the_file_system(served: ServedMount) -> None:

@@ -84,30 +84,6 @@ def test_shards_keep_their_limits(source: Path, tmp_path: Path) -> None:
     assert [len(samples_of(shard)) for shard in shards(tmp_path / "few")] == [5, 5, 5, 5, 4]
 
 
-def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path) -> None:
-    """In every format, offsets, checksums, keys and members equal those that ``penstock index`` finds."""
-    for name in ("tar", "tfrecord", "recordio", "jsonl"):
-        out = tmp_path / name
-        pack(
-            source,
-            out,
-            format=name,
-            samples_max=7,
-            allow_loss=True,
-            fields="txt=record" if name == "recordio" else "txt",
-        )
-        place = Destination(LocalStore(out)).place
-        mine = {key: place.load_shard(row) for key, row in place.load().rows.items()}
-        ps.build_index(f"{out}/", beside=True, again=True)
-        for key, row in place.load().rows.items():
-            built = place.load_shard(row)
-            assert built.row == mine[key].row
-            assert built.keys == mine[key].keys
-            assert built.offsets.tolist() == mine[key].offsets.tolist()
-            assert built.crc32c.tolist() == mine[key].crc32c.tolist()
-            assert str(built.members) == str(mine[key].members)
-
-
 def test_a_loader_reads_them(source: Path, tmp_path: Path) -> None:
     """A loader finds the index beside the shards, and all samples."""
     pack(source, tmp_path / "out", bytes_max=9_000, labels="folders")

@@ -61,7 +61,7 @@ def test_the_same_bytes_and_the_same_samples(source: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", ["mds", "tar.zst", "mds.gz"])
 def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path, name: str) -> None:
-    """Offsets, checksums and keys equal those that ``penstock index`` finds; compressed shards have only keys."""
+    """Offsets, checksums, keys and members equal those that ``penstock index`` finds; compressed shards have only keys."""
     pack(source, tmp_path / "out", format=name, samples_max=5, allow_loss=True)
     place = Destination(LocalStore(tmp_path / "out")).place
     mine = {key: place.load_shard(row) for key, row in place.load().rows.items()}
@@ -71,6 +71,7 @@ def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path, name
         assert (built.row, built.keys) == (mine[key].row, mine[key].keys)
         for column in ("offsets", "crc32c"):
             assert np.array_equal(getattr(built, column), getattr(mine[key], column))
+        assert str(built.members) == str(mine[key].members)
     assert len(mine) == 3
 
 

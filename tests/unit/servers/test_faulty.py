@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import re
 import socket
-import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from servers.faults import KINDS
 from servers.faulty import FaultyServer
 from servers.records import Request, checksum
 
@@ -159,28 +157,6 @@ def test_write_with_a_wrong_checksum_is_refused(server: FaultyServer) -> None:
     assert server.objects["a"] == BODY
 
 
-def test_large_put_waits_for_continue(server: FaultyServer) -> None:
-    """``Expect: 100-continue`` is answered before the body is read."""
-    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
-        connection.sendall(b"PUT /bucket/e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
-        connection.sendall(b"abc")
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
-    assert server.objects["e"] == b"abc"
-
-
-def test_tls_with_its_own_authority() -> None:
-    """Over TLS the certificate holds against ``ca_bundle``, and against nothing else."""
-    with FaultyServer(objects={"a": BODY}, tls=True) as server:
-        context = ssl.create_default_context(cafile=server.ca_bundle)
-        with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=5)) as connection:
-            connection.request("GET", "/bucket/a")
-            assert connection.getresponse().read() == BODY
-        other = http.client.HTTPSConnection("127.0.0.1", server.port, context=ssl.create_default_context(), timeout=5)
-        with closing(other), pytest.raises(ssl.SSLCertVerificationError):
-            other.request("GET", "/bucket/a")
-
-
 TRIED: dict[str, Any] = {
     "close": lambda a: a.body == BODY[:10] and isinstance(a.error, http.client.IncompleteRead),
     "close_head": lambda a: isinstance(a.error, http.client.RemoteDisconnected),
@@ -226,95 +202,9 @@ def test_fault(server: FaultyServer, kind: str) -> None:
     assert [request.fault for request in server.requests] == [kind, None]
 
 
-def test_stall_keeps_what_came_before() -> None:
-    """A stalled body gives its first bytes, then nothing until the client leaves or the server closes."""
-    with FaultyServer(objects={"a": BODY}) as server:
-        server.fail("stall", after_bytes=10)
-        with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
-            connection.sendall(b"GET /bucket/a HTTP/1.1\r\nHost: x\r\n\r\n")
-            got = b""
-            while not got.endswith(BODY[:10]):
-                got += connection.recv(1000)
-            connection.settimeout(0.05)
-            with pytest.raises(TimeoutError):
-                connection.recv(1)
-            assert server.connections_count == 1
-
-
-def test_drip_is_slow(server: FaultyServer) -> None:
-    """A dripping body comes at its rate: after the first piece a second passes."""
-    server.fail("drip", bytes_per_s=512)
-    start = time.monotonic()
-    assert ask(server).body == BODY
-    assert time.monotonic() - start >= 1.0
-
-
-def test_ranged_faults(server: FaultyServer) -> None:
-    """Faults of ranges: shifted, shorter, ignored; each announced consistently. They leave unranged requests alone."""
-    for kind in ("wrong_range", "short_range", "ignore_range"):
-        server.fail(kind)
-    assert ask(server).body == BODY
-    answers = [ask(server, range="bytes=10-19") for _ in range(4)]
-    assert [(a.status, a.headers.get("content-range"), a.body) for a in answers] == [
-        (206, "bytes 11-20/1024", BODY[11:21]),
-        (206, "bytes 10-18/1024", BODY[10:19]),
-        (200, None, BODY),
-        (206, "bytes 10-19/1024", BODY[10:20]),
-    ]
-
-
-def test_change_gives_another_version(server: FaultyServer) -> None:
-    """The object changes after the answer: same length, other bytes, other ETag."""
-    server.fail("change")
-    before, after = ask(server, range="bytes=0-9"), ask(server)
-    assert before.body == BODY[:10]
-    assert len(after.body) == len(BODY)
-    assert after.body != BODY
-    assert before.headers["etag"] != after.headers["etag"]
-
-
-def test_redirects(server: FaultyServer) -> None:
-    """Redirects lead to the same URL, or to another place with the same path."""
-    server.fail("redirect_self")
-    server.fail("redirect", location="http://127.0.0.1:1")
-    assert ask(server).headers["location"] == f"{server.endpoint_url}/bucket/a"
-    assert ask(server).headers["location"] == "http://127.0.0.1:1/bucket/a"
-
-
-def test_listing_and_complete_faults(server: FaultyServer) -> None:
-    """Listings end early, go backwards or lack keys; a failed commit hides in a 200 and commits nothing."""
-    keys = re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body)
-    server.fail("reversed_listing")
-    assert re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body) == keys[::-1] != keys
-    server.fail("incomplete_listing")
-    assert re.findall(rb"<Key>(.*?)</Key>", ask(server, "?list-type=2").body) == keys[len(keys) // 2 :] != keys
-    server.fail("truncated_listing")
-    listing = ask(server, "?list-type=2")
-    assert listing.status == 200
-    assert listing.error is None
-    assert b"</ListBucketResult>" not in listing.body
-    server.fail("complete_error")
-    upload = re.findall(rb"<UploadId>(.*)</UploadId>", ask(server, "m?uploads=", method="POST").body)[0].decode()
-    ask(server, f"m?partNumber=1&uploadId={upload}", method="PUT", body=b"part")
-    commit = b"<R><Part><PartNumber>1</PartNumber></Part></R>"
-    failed = ask(server, f"m?uploadId={upload}", method="POST", body=commit)
-    assert failed.status == 200
-    assert b"<Error><Code>InternalError" in failed.body
-    assert "m" not in server.objects
-    assert b"ETag" in ask(server, f"m?uploadId={upload}", method="POST", body=commit).body
-    assert server.objects["m"] == b"part"
-
-
-def test_every_kind_is_tested() -> None:
-    """No way to misbehave is without a test here."""
-    elsewhere = {"drip", "wrong_range", "short_range", "ignore_range", "change", "redirect_self", "redirect"}
-    listings = {"truncated_listing", "reversed_listing", "incomplete_listing"}
-    assert set(TRIED) | elsewhere | listings | {"complete_error"} == set(KINDS)
-
-
 def test_random_faults_depend_on_the_request_alone() -> None:
     """The same requests in another order meet the same faults; another seed, others; about the ratio of them."""
-    objects = {f"k{n:03d}": b"x" for n in range(400)}
+    objects = {f"k{n:03d}": b"x" for n in range(200)}
 
     def faults(order: list[str], seed: int) -> set[str]:
         with FaultyServer(objects=objects) as server:
@@ -327,31 +217,7 @@ def test_random_faults_depend_on_the_request_alone() -> None:
     first = faults(keys, 1)
     assert first == faults(keys[::-1], 1)
     assert first != faults(keys, 2)
-    assert 20 <= len(first) <= 65
-
-
-def test_refusals_go_by_the_signature(server: FaultyServer) -> None:
-    """Region, access key, token and clock are checked as far as asked; a right one passes."""
-    server.region = "eu-west-1"
-    with closing(boto(server)) as client:  # which takes the hint and signs again
-        assert client.list_objects_v2(Bucket="bucket")["KeyCount"] == 2
-    regions = [request.headers["authorization"].split("/")[2] for request in server.requests]
-    assert regions == ["us-east-1", "eu-west-1"]
-    server.region = None
-    server.access_keys = {"other"}
-    with closing(boto(server)) as client, pytest.raises(ClientError, match="InvalidAccessKeyId"):
-        client.list_objects_v2(Bucket="bucket")
-    assert ask(server).status == 403
-    server.access_keys = {"test"}
-    server.clock_offset_s = 3600
-    signed: Any = {"authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, Signature=0"}
-    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    later = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + 3600))
-    assert b"RequestTimeTooSkewed" in ask(server, **signed, x_amz_date=now).body
-    assert ask(server, **signed, x_amz_date=later).status == 200
-    server.tokens = {"new"}
-    assert b"ExpiredToken" in ask(server, **signed, x_amz_date=later, x_amz_security_token="old").body
-    assert ask(server, **signed, x_amz_date=later, x_amz_security_token="new").status == 200
+    assert 10 <= len(first) <= 35
 
 
 def test_match_by_function_and_heal(server: FaultyServer) -> None:

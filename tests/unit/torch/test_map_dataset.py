@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import collections
 import pickle
 import warnings
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 import penstock as ps
 from loading import write_counted
 from penstock.errors import ConfigError, DecodeError, ObjectChangedError, ObjectMissingError
-from penstock.index import build, in_directory
-from penstock.pipeline import mix, objects
-from penstock.sources.shards import ShardFinder
+from penstock.pipeline import objects
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -58,6 +55,10 @@ def test_samples_by_number(folder: Path) -> None:
     assert dataset[3]["__position__"] == 3
     with pytest.raises(IndexError, match="sample 20 of 20"):
         dataset[20]
+    with pytest.raises(ConfigError, match="single samples"):
+        ps.torch.MapDataset(objects(f"{folder}/").batch(4))
+    with pytest.raises(ConfigError, match="pipeline"):
+        ps.torch.MapDataset("s3://bucket/")  # type: ignore[arg-type]
 
 
 def test_a_batch_comes_in_the_order_asked(folder: Path) -> None:
@@ -68,18 +69,6 @@ def test_a_batch_comes_in_the_order_asked(folder: Path) -> None:
     assert [sample["cls"] for sample in samples] == [expected_order()[index] for index in asked]
     assert samples[0] is not samples[2]
     assert dataset.__getitems__([]) == []
-
-
-def test_what_is_asked_for_twice_is_read_once() -> None:
-    """A batch with repetitions reads each different sample once."""
-    reads: collections.Counter[str] = collections.Counter()
-
-    def read(key: str) -> bytes:
-        reads[key] += 1
-        return key.encode()
-
-    ps.torch.MapDataset(objects(["0", "1", "2", "3"], read=read)).__getitems__([2, 1, 2, 2, 1])
-    assert reads == {"2": 1, "1": 1}
 
 
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.server)])
@@ -102,17 +91,6 @@ def test_workers_do_not_list_again(folder: Path) -> None:
     assert copy[0]["cls"] == 0
 
 
-def test_groups_by_stem(tmp_path: Path) -> None:
-    """Objects with one stem are one sample of several members."""
-    for number in range(5):
-        (tmp_path / f"{number}.txt").write_text(f"text {number}")
-        (tmp_path / f"{number}.cls").write_text(str(number))
-    made = objects(f"{tmp_path}/", group_by="stem").decode(ps.Integer("cls"), ps.Text("txt"))
-    dataset = ps.torch.MapDataset(made)
-    assert len(dataset) == 5
-    assert [(sample["cls"], sample["txt"]) for sample in dataset.__getitems__([4, 0])] == [(4, "text 4"), (0, "text 0")]
-
-
 def test_a_source_of_your_own() -> None:
     """A function of a key is called side by side, and its bytes or members are the sample."""
     bare = ps.torch.MapDataset(objects(["x/7", "x/8"], read=lambda key: key[2:].encode()))
@@ -126,13 +104,6 @@ def test_a_source_of_your_own() -> None:
         broken[0]
 
 
-def test_lists_and_several_stores(folder: Path) -> None:
-    """A list of URLs is taken in its order, over any number of stores; a URL that ends with a slash is a folder."""
-    made = objects([f"{folder}/b/003.cls", f"{folder}/a/"]).decode(ps.Integer("cls"))
-    dataset = ps.torch.MapDataset(made)
-    assert [sample["cls"] for sample in dataset.__getitems__([0, 1, 10, 2])] == [3, 0, 18, 2]
-
-
 def test_the_loaders_samples(folder: Path) -> None:
     """Numbers, keys, URLs and random streams are those of a Loader of the same pipeline, in its stored order."""
     made = objects(f"{folder}/*/0*.cls").decode(ps.Integer("cls")).map(_drawn)
@@ -143,20 +114,6 @@ def test_the_loaders_samples(folder: Path) -> None:
                 sample = dataset[int(position)]
                 for name in ("cls", "drawn", "__key__", "__shard__"):
                     assert sample[name] == batch[name][row]
-
-
-def test_samples_of_indexed_shards(tmp_path: Path) -> None:
-    """With an index, samples inside shards have numbers in stored order, and each is read by its range."""
-    total = write_counted(tmp_path / "data", (9, 4, 7))
-    made = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls"), ps.Text("txt"))
-    shards = ShardFinder(made.source, fetch=None).find()
-    build(shards, in_directory(shards, tmp_path / "index"))
-    dataset = ps.torch.MapDataset(made, index_dir=tmp_path / "index")
-    assert len(dataset) == total
-    order = np.random.default_rng(0).permutation(total).tolist()
-    assert [sample["cls"] for sample in dataset.__getitems__(order)] == order
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert copy[13]["txt"] == "sample 13"
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.server)])
@@ -174,14 +131,6 @@ def test_indexed_shards_in_a_dataloader(tmp_path: Path, method: str) -> None:
     assert [int(number) for batch in batches for number in batch["cls"]] == order
     dataset.close()
     assert dataset[-1]["cls"] == total - 1
-
-
-def test_shards_without_an_index_are_refused(tmp_path: Path) -> None:
-    """Random access needs an index: the error says how to make one."""
-    write_counted(tmp_path / "data", (9,))
-    dataset = ps.torch.MapDataset(ps.shards(f"{tmp_path}/data/"), index_dir=tmp_path / "index")
-    with pytest.raises(ConfigError, match="penstock index"):
-        len(dataset)
 
 
 def _drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -203,26 +152,6 @@ def test_random_numbers_depend_on_seed_epoch_and_number(folder: Path) -> None:
     assert not set(other) & set(first)
 
 
-def test_stages_that_batch_or_drop_are_refused(folder: Path) -> None:
-    """A number has one sample: what batches, orders, drops or multiplies is refused, with what to use instead."""
-    made = objects(f"{folder}/").decode(ps.Integer("cls"))
-    for wrong in (
-        made.batch(4),
-        made.shuffle(),
-        made.filter(bool),
-        made.flat_map(lambda sample: [sample]),
-        made.take(3),
-    ):
-        with pytest.raises(ConfigError, match="single samples"):
-            ps.torch.MapDataset(wrong)
-    with pytest.raises(ConfigError, match="max_errors"):
-        ps.torch.MapDataset(made.map(dict, max_errors=1))
-    with pytest.raises(ConfigError, match="mixes"):
-        ps.torch.MapDataset(mix({made: 1}))
-    with pytest.raises(ConfigError, match="pipeline"):
-        ps.torch.MapDataset("s3://bucket/")  # type: ignore[arg-type]
-
-
 def test_errors_name_the_sample(folder: Path) -> None:
     """What changed, does not decode, or is gone is an error that names the object; the others can still be read."""
     dataset = dataset_of(folder)
@@ -236,9 +165,3 @@ def test_errors_name_the_sample(folder: Path) -> None:
     with pytest.raises(ObjectMissingError, match=r"a/000\.cls"):
         dataset.__getitems__([1, 0])
     assert dataset[1]["cls"] == 2
-
-
-def test_nothing_there_is_an_error(tmp_path: Path) -> None:
-    """An empty prefix is no data set of length 0."""
-    with pytest.raises(ObjectMissingError, match="no objects"):
-        len(dataset_of(tmp_path))
