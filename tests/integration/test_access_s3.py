@@ -53,11 +53,3 @@ def test_a_forked_child_goes_on(dataset: PipelineDataset) -> None:
     child = start_child(lambda: numbers(dataset[[33, 2]]) == [33, 2] and dataset["s00007"]["cls"] == 7)
     assert numbers(batches) == list(range(1, SAMPLES))
     assert exit_code_of(child) == 0
-
-
-def test_a_replaced_shard_is_an_error(dataset: PipelineDataset, s3_store: Store) -> None:
-    """By the ETag that was indexed: nothing of another version is given, also where its size is the same."""
-    s3_store.write("train/s-002.tar", shard(counted(range(50, 60))))
-    with pytest.raises(ObjectChangedError, match=r"s-002\.tar.*run `penstock index` first"):
-        dataset[[0, 25]]
-    assert numbers(dataset[[0, 39]]) == [0, 39]

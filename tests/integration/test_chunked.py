@@ -5,9 +5,7 @@ Plain HTTP is read by sockets of our own, TLS by libcurl: every promise holds on
 
 from __future__ import annotations
 
-import io
 import random
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 import penstock as ps
 from exchanges import KeptServer, RawServer
 from penstock.cache import CacheConfig, Cached
-from penstock.cli.app import run
 from penstock.config import KIB, MIB, FetchConfig, RetryConfig
 from penstock.errors import ChecksumError, ConfigError, ObjectChangedError, PenstockError, ProtocolError, ShortReadError
 from penstock.fetch import Budget, PlanItem
@@ -105,41 +102,6 @@ def test_the_cache_keeps_what_came_in_chunks(
         assert joined(store, ["3-large"]) == {"3-large": LARGE}
         store.close()
     assert len([request for request in server.requests if request.is_read]) == 1
-
-
-def test_a_loader_reads_shards_in_chunks(server: FaultyServer) -> None:
-    """A stream of shards whose lengths nobody tells gives every sample."""
-    for shard in range(3):
-        file = io.BytesIO()
-        with tarfile.open(fileobj=file, mode="w") as tar:
-            for number in range(20):
-                member = tarfile.TarInfo(f"{shard}-{number:02d}.txt")
-                member.size = 5000
-                tar.addfile(member, io.BytesIO(b"%d" % number * 5000))
-        server.objects[f"shards/{shard}.tar"] = file.getvalue()
-    server.fail("chunked_whole", times=None, match="shards/")
-    server.fail("unsized", times=None, match=lambda request: request.method == "HEAD")
-    names = [f"shards/{shard}.tar" for shard in range(3)]
-    place = {"endpoint_url": server.endpoint_url, "anonymous": True}
-    place["transport"] = ps.TransportConfig(ca_bundle=server.ca_bundle)
-    pipeline = ps.shards([f"{server.url}/{name}" for name in names], **place).batch(4)
-    with ps.Loader(pipeline) as loader:
-        keys = [key for batch in loader for key in batch["__key__"]]
-    assert sorted(keys) == [f"{shard}-{number:02d}" for shard in range(3) for number in range(20)]
-
-
-def test_the_commands_read_them(
-    server: FaultyServer, capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``cat`` and ``cp`` take answers in chunks as any other."""
-    if server.ca_bundle is not None:
-        monkeypatch.setenv("AWS_CA_BUNDLE", server.ca_bundle)
-    server.fail("chunked", times=None)
-    place = ["--endpoint-url", server.endpoint_url, "--anonymous"]
-    assert run(["cat", f"{server.url}/2-small", *place]) == 0
-    assert capfdbinary.readouterr().out == OBJECTS["2-small"]
-    assert run(["cp", f"{server.url}/", f"{tmp_path}/", *place]) == 0
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == OBJECTS
 
 
 # ── broken bodies ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -294,32 +294,6 @@ def test_doctor_compares_the_clocks(
     assert b"clock       failed: this machine is 1000 s behind the store; set this machine's clock" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("url", "changes", "says"),
-    [
-        ("s3://{bucket}/nothing", {}, "GET s3://{bucket}/nothing"),
-        ("s3://no-such-bucket-here/key", {}, "no-such-bucket-here"),
-        ("s3://{bucket}/key", {"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, "Hint"),
-        ("s3://{bucket}/key", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "127.0.0.1"),
-    ],
-)
-def test_errors_are_one_line(
-    penstock: Callable[..., subprocess.CompletedProcess[bytes]],
-    bucket: str,
-    url: str,
-    changes: dict[str, str],
-    says: str,
-) -> None:
-    """Missing key, missing bucket, wrong secret, nobody there: one line that says what, exit code 1, no traceback."""
-    ended = penstock("cat", url.format(bucket=bucket), **changes)
-    text = ended.stderr.decode()
-    assert (ended.returncode, ended.stdout) == (1, b"")
-    assert text.startswith("penstock: ")
-    assert text.count("\n") == 1
-    assert says.format(bucket=bucket) in text
-    assert "wrong-secret" not in text
-
-
 def test_a_program_beside_a_server_of_its_own() -> None:
     """``sandbox`` hides the user's own store from the program, takes its exit code, and passes its options on."""
     script = (
@@ -531,16 +505,3 @@ def test_verbose_tells_of_retries(faulty: FaultyServer) -> None:
     assert ended.stdout == b"data"
     assert b"penstock.store: attempt 1 failed, the next one begins in" in ended.stderr
     assert b"penstock.store: Get s3://bucket/key: 4 bytes" in ended.stderr
-
-
-def test_interrupted_cat(faulty: FaultyServer) -> None:
-    """Ctrl-C while nothing arrives: prompt, 130, no traceback."""
-    faulty.objects["key"] = LARGE
-    faulty.fail("stall_head", times=None, match="key")
-    with start_at(faulty, "cat", "s3://bucket/key") as process:
-        wait_for(lambda: faulty.requests, process)
-        start_s = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
-        assert time.monotonic() - start_s < ENDS_S_MAX
-    assert (process.returncode, output, errors) == (130, b"", b"")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,35 +65,3 @@ def test_objects_in_workers(objects: Any) -> None:
     )
     assert sorted(numbers(workers)) == list(range(SAMPLES))
     assert dataset[-1]["cls"] == SAMPLES - 1
-
-
-def test_a_checkpoint_goes_there_and_back(s3_store: Store, bucket: str, connection: dict[str, Any]) -> None:
-    """torch.save through writer(), in several parts, and torch.load through open()."""
-    state = {"weights": torch.arange(3_000_000, dtype=torch.float32), "step": 7}
-    url = f"s3://{bucket}/checkpoints/7.pt"
-    with ps.torch.checkpoint_writer(url, part_bytes=5 << 20, **connection) as file:
-        torch.save(state, file)
-    found = torch.load(ps.open(url, **connection), weights_only=True)
-    assert torch.equal(found["weights"], state["weights"])
-
-    def interrupted() -> None:
-        with ps.torch.checkpoint_writer(url, part_bytes=5 << 20, **connection) as file:
-            torch.save({"weights": torch.zeros(3_000_000)}, file)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert torch.load(ps.open(url, **connection), weights_only=True)["step"] == 7
-
-
-def test_an_iteration_left_half_way_leaves_nothing(
-    shards: Any, nothing_left: Callable[[], AbstractContextManager[None]]
-) -> None:
-    """A dataset that is dropped in the middle of an epoch, with and without workers, leaves no thread and no process."""
-    with nothing_left():
-        for workers in (0, 2):
-            dataset = ps.torch.IterableDataset(shards, threads=1)
-            batches = iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers))
-            assert len(next(batches)["cls"]) == 6
-            del batches, dataset
-            gc.collect()

@@ -16,7 +16,7 @@ import pytest
 
 from indexing import Shard
 from penstock.formats import TarWriter
-from penstock.index import lookup, read_manifest
+from penstock.index import lookup
 from penstock.store import Store
 
 pytestmark = pytest.mark.server
@@ -92,21 +92,6 @@ def test_a_bucket_is_indexed_beside_its_shards(
     ]  # fmt: skip
     second = summary(penstock("index", "--beside", "--json", f"s3://{bucket}/train/{{0..3}}.tar").stdout)
     assert (second["known"], second["read"], second["samples"]) == (3, 1, 46 - 12 + 99)
-
-
-def test_a_manifest_of_a_bucket(
-    penstock: Callable[..., subprocess.CompletedProcess[bytes]], bucket: str, connect_s3: Callable[..., Store]
-) -> None:
-    """It names every object with the ETag that the store gives, and lies in the bucket itself if asked."""
-    store = connect_s3(f"s3://{bucket}")
-    infos = {f"t/{number:02d}": store.write(f"t/{number:02d}", b"x" * number) for number in range(12)}
-    target = f"s3://{bucket}/lists/all.manifest.jsonl"
-    done = penstock("manifest", f"s3://{bucket}/t/", "-o", target)
-    assert done.returncode == 0, done.stderr
-    entries = read_manifest(store.read("lists/all.manifest.jsonl").data, url=target)
-    assert [(entry.url, entry.size_bytes, entry.etag) for entry in entries] == [
-        (f"s3://{bucket}/{key}", info.size_bytes, info.etag) for key, info in infos.items()
-    ]
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from exchanges import RawServer
 from penstock.cli.app import run
 from penstock.config import KIB, MIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import (
-    AccessDeniedError,
     CancelledOperationError,
     ChecksumError,
     ConfigError,
@@ -38,7 +37,7 @@ from penstock.errors import (
 from penstock.fetch import Budget, PlanItem
 from penstock.store.base import Wrapper
 from penstock.store.faulty import Faulty
-from penstock.store.inflight import WaitingSink, perform
+from penstock.store.inflight import perform
 from penstock.store.retrying import Retrying
 from penstock.store.writing import copy
 from penstock.transport import engine
@@ -612,15 +611,6 @@ def test_giving_up_tells_attempts_and_seconds(faulty: FaultyServer, store: ps.St
     assert of_layer(store.statistics(), "RetryStatistics").given_up_count == 1
 
 
-def test_a_refusal_is_not_retried(faulty: FaultyServer, store: ps.Store) -> None:
-    """403 and 404 are told at once."""
-    faulty.fail("403", times=1)
-    for expected in (AccessDeniedError, FileNotFoundError):
-        with pytest.raises(expected) as caught:
-            store.read("missing")
-        assert caught.value.attempts_count == 1  # type: ignore[attr-defined]
-
-
 def test_total_time_bounds_the_attempts(faulty: FaultyServer, connect_faulty: Connect) -> None:
     """No attempt starts after ``total_s_max``, however many would be left."""
     faulty.fail("503", times=None)
@@ -642,49 +632,6 @@ def test_retry_after_is_heeded(faulty: FaultyServer, connect_faulty: Connect) ->
     started_s = time.monotonic()
     connect_faulty(retry=RetryConfig(backoff_s=0.001, backoff_s_max=0.05)).read("a")
     assert time.monotonic() - started_s < 1
-
-
-def test_cancelling_inside_a_backoff_is_prompt(faulty: FaultyServer, connect_faulty: Connect) -> None:
-    """An operation that waits for its next attempt ends at once when it is cancelled, exactly once."""
-    faulty.fail("503_retry_after", times=None, seconds=20)
-    store = connect_faulty(retry=RetryConfig(backoff_s_max=20))
-    calls: list[Any] = []
-    sink = WaitingSink()
-    done, sink_done = threading.Event(), sink.done
-    heard = type(
-        "Heard",
-        (),
-        {"landing": None, "head": sink.head, "done": lambda _, c: (calls.append(c), sink_done(c), done.set())},
-    )()
-    transfer = store.submit(Get("a"), heard)
-    while of_layer(store.statistics(), "RetryStatistics").retried_count == 0:
-        done.wait(0.01)
-    assert len(faulty.requests) == 1
-    transfer.cancel()
-    transfer.cancel()
-    assert done.wait(15)  # not the 20 s that the store asked for; what it takes beyond that is the machine's
-    engine.close()
-    assert len(faulty.requests) == 1
-    assert len(calls) == 1
-    assert calls[0].error is not None
-
-
-def test_closing_inside_a_backoff_leaves_nothing(
-    faulty: FaultyServer, connect_faulty: Connect, nothing_left: Any
-) -> None:
-    """``engine.close()`` ends operations that wait for their next attempt, and nothing starts the engine again."""
-    faulty.objects["a"] = b"x"
-    store = connect_faulty(retry=RetryConfig(backoff_s_max=20))
-    engine.close()
-    with nothing_left():
-        list(store.read_many(["a"] * 200))  # hedging has learned, and looks at the clock
-        faulty.fail("503_retry_after", times=None, seconds=20)
-        sink = WaitingSink()
-        store.submit(Get("a"), sink)
-        while of_layer(store.statistics(), "RetryStatistics").retried_count == 0:
-            threading.Event().wait(0.01)
-        engine.close()
-        assert sink.completion is not None
 
 
 def test_what_is_cancelled_gives_its_memory_back_without_the_collector(
@@ -716,20 +663,6 @@ def test_what_is_cancelled_gives_its_memory_back_without_the_collector(
 # ── throttling, hedging, limits ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_throttling_reaches_the_window(faulty: FaultyServer, store: ps.Store) -> None:
-    """SlowDown is counted against the window (see unit/fetch/test_window.py); all objects arrive."""
-    for number in range(300):
-        faulty.objects[f"o{number:03d}"] = b"%d" % number
-    blobs = store.read_many([f"o{number:03d}" for number in range(300)])
-    first = [next(blobs) for _ in range(150)]
-    faulty.random_faults(["slow_down"], ratio=0.3)
-    rest = list(blobs)
-    after = blobs.statistics()  # type: ignore[attr-defined]
-    assert [int(bytes(blob.data)) for blob in first + rest] == list(range(300))
-    assert after.throttled_count > 0
-    assert after.requests_limit < 256
-
-
 def test_a_late_answer_is_overtaken(faulty: FaultyServer, connect_faulty: Connect) -> None:
     """A second request overtakes a first one that does not answer; the bytes are exact, and at most 5% are extra."""
     faulty.objects["a"] = b"the object"
@@ -747,23 +680,6 @@ def test_a_late_answer_is_overtaken(faulty: FaultyServer, connect_faulty: Connec
     list(store.read_many(["late"] * 200))
     statistics = of_layer(store.statistics(), "HedgeStatistics")
     assert statistics.hedged_count <= 11 + 0.05 * 501  # the bucket begins full, with 10
-
-
-def test_a_file_holds_what_a_second_request_brought(faulty: FaultyServer, connect_faulty: Connect) -> None:
-    """Jumps in a file whose first requests are all late give the right bytes, at any length of read."""
-    faulty.objects["a"] = b"the object"
-    faulty.objects["big"] = DATA
-    store = connect_faulty(hedge=HedgeConfig(wait_s_min=0.02))
-    for _ in range(3):
-        list(store.read_many(["a"] * 100))
-    with store.open("big") as file:
-        faulty.fail(
-            "delay", times=None, match=lambda request: request.key == "big" and not request.attempt, seconds=0.5
-        )
-        for number, length in enumerate((64 * KIB, 10, 70_000, 200_000, 64 * KIB, 300_000)):
-            file.seek(start := 1_000_000 - number * 140_001)
-            assert file.read(length) == DATA[start : start + length]
-    assert of_layer(store.statistics(), "HedgeStatistics").won_count > 0
 
 
 def test_hedging_and_resuming_never_share_a_buffer(faulty: FaultyServer, connect_faulty: Connect) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from penstock.errors import AccessDeniedError, BucketMissingError, ChecksumError, ObjectMissingError, ShortReadError
+from penstock.errors import ChecksumError, ShortReadError
 from penstock.fetch import process_budget
 from servers.faulty import FaultyServer
 from servers.gateway import wait_until
@@ -68,48 +68,6 @@ def zip_of(*shares: list[Any]) -> list[Any]:
     return [one for group in zip(*shares, strict=True) for one in group]
 
 
-def test_the_endpoint_and_region_arguments_come_before_the_environment(
-    prefix: str, user: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``endpoint=`` and ``region=`` name the store, whatever the environment says."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    for kind in (s3torchconnector.S3MapDataset, s3torchconnector.S3IterableDataset):
-        dataset = kind.from_prefix(
-            f"{prefix}/data/", endpoint=user.endpoint_url, region="us-west-2", transform=read,
-            s3client_config=s3torchconnector.S3ClientConfig(force_path_style=True),
-        )  # fmt: skip
-        assert dict(dataset) == OBJECTS
-        assert (dataset.endpoint, dataset.region) == (user.endpoint_url, "us-west-2")
-
-
-def test_objects_of_several_buckets_are_one_data_set(user: Any, prefix: str) -> None:
-    """``from_objects`` takes URIs of several buckets, in any order, with repetitions."""
-    other = user.create_bucket()
-    user.client().put_object(Bucket=other, Key="é/ü", Body=b"there")
-    uris = [f"{prefix}/data/007", f"s3://{other}/é/ü", f"{prefix}/data/003", f"{prefix}/data/007"]
-    wanted = [("007", OBJECTS["007"]), ("ü", b"there"), ("003", OBJECTS["003"]), ("007", OBJECTS["007"])]
-    for kind in (s3torchconnector.S3MapDataset, s3torchconnector.S3IterableDataset):
-        assert list(kind.from_objects(uris, region="us-east-1", transform=read)) == wanted
-    assert s3torchconnector.S3MapDataset.from_objects(uris, transform=read).__getitems__([3, 1]) == [
-        wanted[3],
-        wanted[1],
-    ]
-
-
-def test_errors_are_s3_exceptions(user: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing bucket, a missing object and refused keys are what ``except S3Exception`` catches."""
-    with pytest.raises(s3torchconnector.S3Exception) as caught:
-        list(s3torchconnector.S3IterableDataset.from_prefix("s3://penstock-no-such-bucket/x", region="us-east-1"))
-    assert isinstance(caught.value, BucketMissingError)
-    with pytest.raises(s3torchconnector.S3Exception) as caught:
-        s3torchconnector.S3Checkpoint(region="us-east-1").reader(f"{prefix}/none").read()
-    assert isinstance(caught.value, ObjectMissingError)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(s3torchconnector.S3Exception) as caught:
-        len(s3torchconnector.S3MapDataset.from_prefix(prefix, region="us-east-1"))
-    assert isinstance(caught.value, AccessDeniedError)
-
-
 def test_an_exception_commits_nothing(prefix: str) -> None:
     """After an exception inside ``with``, and when a writer is dropped, the earlier object is still there, whole."""
     checkpoint = s3torchconnector.S3Checkpoint(region="us-east-1")
@@ -136,23 +94,6 @@ def test_an_exception_commits_nothing(prefix: str) -> None:
         del dropped
     assert "never closed. Hint: with checkpoint.writer(uri) as file" in str(told[0].message)
     assert checkpoint.reader(uri).read() == b"whole"
-
-
-@pytest.mark.parametrize(
-    "constructor",
-    [s3torchconnector.S3ReaderConstructor.sequential(), s3torchconnector.S3ReaderConstructor.range_based()],
-)
-def test_a_checkpoint_is_loaded_by_either_reader(prefix: str, constructor: Any) -> None:
-    """``torch.load`` reads a checkpoint of several parts through each kind of reader."""
-    state = {"weights": torch.arange(3_000_000, dtype=torch.float32), "step": 7}
-    config = s3torchconnector.S3ClientConfig(part_size=5 << 20)
-    checkpoint = s3torchconnector.S3Checkpoint(
-        region="us-east-1", s3client_config=config, reader_constructor=constructor
-    )
-    with checkpoint.writer(f"{prefix}/state") as writer:
-        torch.save(state, writer)
-    found = torch.load(checkpoint.reader(f"{prefix}/state"), weights_only=True)
-    assert torch.equal(found["weights"], state["weights"])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

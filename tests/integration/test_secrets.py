@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import logging
 import pickle
 import tarfile
@@ -429,15 +428,3 @@ def test_commands(witness: Witness, signed: Callable[[str], str], tmp_path: Path
                 continue  # writes bytes to its descriptor
             witness.see(" ".join(command[:1]), run(command))
     witness.see_files(tmp_path)
-
-
-def test_commands_with_keys(witness: Witness, server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``info`` says where keys come from, and shows neither the secret key nor the session token."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_SESSION_TOKEN", SECRET)
-    for options in (["--json"], []):
-        witness.see("info", run(["info", "s3://bucket/d/none", "--endpoint-url", server.endpoint_url, *options]))
-        witness.see("ls", run(["ls", "s3://none/", "--endpoint-url", server.endpoint_url]))
-    witness.see("refused", run(["ls", "s3://b/", "--endpoint-url", f"https://u:{SECRET}@h"]))
-    witness.see("proxy", json.dumps(repr(ps.shards("s3://b/a.tar", transport=PROXY))))

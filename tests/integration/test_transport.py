@@ -311,15 +311,6 @@ def test_timings_and_request_id(server: FaultyServer) -> None:
     assert answer.received_bytes == len(BODY)
 
 
-def test_interim_answers_are_dropped() -> None:
-    """1xx answers come before the real one and leave no trace in status and headers."""
-    interim = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nContent-Length: 99\r\n\r\n"
-    with RawServer(interim + b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as server:
-        answer, body = ask(server.url)
-    assert (answer.status, answer.curl_error, body) == (200, 0, b"ok")
-    assert b"link" not in answer.headers
-
-
 @pytest.mark.parametrize(
     "answer",
     [

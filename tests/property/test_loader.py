@@ -37,7 +37,7 @@ def test_a_job_gives_what_the_model_says(first: int) -> None:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(5))
 def test_worker_processes_change_nothing(number: int) -> None:
     """The same with worker processes, one of which is killed under way, and gone on with another number of them."""
     check(drawn_case(number, with_processes=True))

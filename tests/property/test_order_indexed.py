@@ -369,21 +369,6 @@ def test_rows_hold_the_proportions(weights, lanes, epoch):
             assert abs(flat[start : start + lanes].count(source) - share * lanes) < 3
 
 
-def test_resume_at_every_position():
-    """A small job of every kind, stopped after every position and resumed there: the whole tail is the same."""
-    kinds = [
-        IndexedOrder(samples=[3, 0, 7, 5], lanes=4, window=8, seed=3),
-        MixOrder(sources=(MixedSource(samples=[9, 2]), MixedSource(samples=[5])),
-                 history=(MixWeights((2, 1)), MixWeights((1, 5), 0, 6)), lanes=4),
-    ]  # fmt: skip
-    for order in kinds:
-        whole = sequence(order)
-        for position in range(len(whole) + 1):
-            plan = Batches(samples_count=order.samples_count, global_size=4, world_size=1, origin=position)
-            tail = [tuple(order.locate(p)) for k in range(len(plan)) for p in plan.batch(k).positions.tolist()]
-            assert tail == whole[position:]
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_an_epoch_of_one_sample_reaches_every_rank(world_size):
     """Fewer samples than ranks: all ranks have one batch, padded where there is nothing to give."""

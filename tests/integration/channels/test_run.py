@@ -218,26 +218,6 @@ def test_exit_codes_and_the_failure_file(run: Callable[..., subprocess.Completed
     assert left_in(tmp_path / "tmp") == []
 
 
-def test_configuration_files(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    """The three files are where the program looks for them, in the chosen base directory, which stays."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a").write_text("a")
-    done = run(
-        "--base", "base", "-c", "x=data,content-type=text/csv", "-c", "y=data,mode=pipe,copies=2,seed=3",
-        "--hyperparameter", "a=1", "--hosts", "h2,h1", "--current-host", "h2", "--", "env",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    variables = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    config = Path(variables["SM_INPUT_CONFIG_DIR"])
-    assert config == tmp_path / "base" / "input" / "config"
-    assert json.loads((config / "inputdataconfig.json").read_text())["x"]["ContentType"] == "text/csv"
-    assert json.loads((config / "resourceconfig.json").read_text())["current_host"] == "h2"
-    assert json.loads((config / "hyperparameters.json").read_text()) == {"a": "1"}
-    seeds = json.loads((config / "penstock.json").read_text())["pipe_seeds"]
-    assert seeds == {"y-0": 5, "y-1": 6}  # each copy of each host has its own
-    assert variables["SM_CHANNEL_Y-1"] == str(tmp_path / "base" / "input" / "data" / "y-1")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_program(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals

@@ -75,42 +75,6 @@ def test_boto3_addresses_the_arn_by_its_host(front: RunningFront) -> None:
     assert body == LARGE
 
 
-def test_presigned_urls_of_a_store_are_read_by_ranges(front: RunningFront) -> None:
-    """A process without keys reads a whole object, ranges of it, and its size, by a URL."""
-    keys = ps.Credentials(access_key=KEY.access_key, secret_key=KEY.secret_key)
-    with ps.connect("s3://data/dir/", endpoint_url=front.url, credentials=keys) as store:
-        place, name = split(presigned_get(store, "a b+c~(d)é.txt", expires_s=60))
-    with ps.connect(place) as reader:
-        assert bytes(reader.read(name).data) == b"hello"
-    with ps.connect("s3://data", endpoint_url=front.url, credentials=keys) as store:
-        place, name = split(presigned_get(store, "large.bin", expires_s=60))
-    with ps.connect(place, fetch=ps.FetchConfig(part_bytes=1 << 20)) as reader:
-        assert reader.stat(name).size_bytes == len(LARGE)
-        assert bytes(reader.read(name).data) == LARGE
-        spans = [(name, ps.ByteRange(start, start + 1000)) for start in range(0, 1 << 20, 99_999)]
-        found = [bytes(blob.data) for blob in reader.read_many(spans)]
-    assert found == [LARGE[span.start : span.end] for _, span in spans]
-
-
-@pytest.mark.parametrize(
-    ("lines", "code"),
-    [
-        ([], b"AccessDenied"),
-        (["Authorization: AWS4-HMAC-SHA256 garbage"], b"AuthorizationHeaderMalformed"),
-        (["Authorization: AWS AKID:c2ln"], b"InvalidRequest"),
-        (["Authorization: " + "A" * 8000], b"InvalidRequest"),
-        (["Authorization: AWS4-HMAC-SHA256 Credential=A/1/2/s3/aws4_request, SignedHeaders=host, Signature=" + "0" * 64],
-         b"AccessDenied"),
-    ],
-)  # fmt: skip
-def test_raw_requests_are_refused(front: RunningFront, lines: list[str], code: bytes) -> None:
-    """Whatever a socket sends, the answer is an error document of S3."""
-    head = ["GET /data/large.bin HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *lines, "", ""]
-    answer = raw_exchange(front.port, "\r\n".join(head).encode())
-    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
-    assert b"<Code>" + code + b"</Code>" in answer
-
-
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 def test_a_presigned_url_is_not_moved_to_another_bucket(version: str) -> None:
     """If the request line names a host, that host is the one that must have been signed."""

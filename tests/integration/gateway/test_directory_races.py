@@ -214,21 +214,3 @@ def test_a_client_that_leaves_amid_a_put_leaves_nothing(tmp_path: Path) -> None:
         while list(staging.iterdir()):
             client.head_bucket(Bucket="shared")  # bounded by the test's timeout
         assert client.get_object(Bucket="shared", Key="k")["Body"].read() == b"before"
-
-
-def test_records_that_are_too_long_for_an_attribute(tmp_path: Path) -> None:
-    """Metadata, tags and parts beyond 4 KB are kept beside the file, and go with it."""
-    (tmp_path / "shared").mkdir()
-    records = tmp_path / "shared" / ".penstock-gateway.tmp" / "records"
-    with RunningFront(table=DirectoryBuckets(tmp_path, read_write=True, is_durable=False)) as front:
-        client = s3_client(front.url)
-        long = {"Metadata": {"a": "x" * 2000}, "ContentDisposition": "y" * 3000}
-        for _ in range(2):
-            client.put_object(Bucket="shared", Key="k", Body=b"data", **long)
-            head = client.head_object(Bucket="shared", Key="k")
-            assert (head["Metadata"], head["ContentDisposition"]) == (long["Metadata"], long["ContentDisposition"])
-        assert len([path for path in records.rglob("*") if path.is_file()]) == 1
-        client.put_object(Bucket="shared", Key="k", Body=b"data")
-        client.put_object(Bucket="shared", Key="l", Body=b"data", **long)
-        client.delete_object(Bucket="shared", Key="l")
-        assert [path for path in records.rglob("*") if path.is_file()] == []

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
+from botocore.exceptions import ClientError
 
 from fronts import RunningFront, s3_client
 from gateway_support.results import BLOCK_BYTES, FunctionTransform, open_results, point_of, swap_case
-from penstock.gateway.objects import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,33 +62,3 @@ def test_ranges_conditions_and_sizes_cost_one_run(tmp_path: Path) -> None:
             client.get_object(Bucket="point", Key="a", Range=f"bytes={len(wanted)}-")
         assert [row["Size"] for row in client.list_objects_v2(Bucket="point")["Contents"]] == [len(wanted)]
     assert transform.runs_count == 1
-
-
-def test_a_failure_half_way_breaks_the_connection(tmp_path: Path) -> None:
-    """A body that is not complete never looks complete; the next read gets the whole result."""
-
-    async def failing(source: Any, arguments: Any, output: Any) -> None:
-        async for piece in source.read():
-            await output.write(piece)
-        if transform.runs_count == 1:
-            raise RuntimeError("half-way")
-
-    transform = FunctionTransform(failing)
-    with _serving(tmp_path, transform) as client:
-        with pytest.raises((ResponseStreamingError, IncompleteReadError)):
-            client.get_object(Bucket="point", Key="a")["Body"].read()
-        assert client.get_object(Bucket="point", Key="a")["Body"].read() == TEXT
-
-
-def test_a_failure_before_the_first_byte_is_an_error_document(tmp_path: Path) -> None:
-    """The transform's own status reaches the client if nothing was sent before."""
-
-    async def refusing(source: Any, arguments: Any, output: Any) -> None:
-        raise S3Error("NotToday", "Come back tomorrow.", status=409)
-
-    with (
-        _serving(tmp_path, FunctionTransform(refusing)) as client,
-        pytest.raises(ClientError, match="NotToday") as caught,
-    ):
-        client.get_object(Bucket="point", Key="a")
-    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 409

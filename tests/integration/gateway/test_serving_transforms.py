@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import ssl
 import subprocess
@@ -123,26 +122,6 @@ UPPER = """
             Body=data.upper(), RequestRoute=where["outputRoute"], RequestToken=where["outputToken"], ContentType="text/plain")
         return {"status_code": 200}
 """
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_unchanged_handler(start: Start, folder: Path, client_of: Callable[[Gateway], Any], workers: str) -> None:
-    """A Lambda handler reads by its signed URL and answers by boto3; its failure is told with key and reason."""
-    (folder / "app.py").write_text(textwrap.dedent(UPPER))
-    (folder / "data" / "fail.txt").write_text("x")
-    gateway = start("--lambda", "app:lambda_handler", "--timeout", "30s", "--memory", "1GiB", "--workers", workers)
-    client = client_of(gateway)
-    answer = client.get_object(Bucket="made", Key="words.txt")
-    assert answer["Body"].read() == b"SOME WORDS"
-    assert answer["ContentType"] == "text/plain"
-    with pytest.raises(ClientError, match="LambdaRuntimeError"):
-        client.get_object(Bucket="made", Key="fail.txt")
-    rows = json.loads(gateway.get("/-/status.json"))["tables"]
-    assert rows["access_points"][0][2] == "Lambda app:lambda_handler"
-    assert any("KeyError" in " ".join(row) or "fail.txt" in " ".join(row) for row in rows["errors"])
-    assert "KeyError: 'nothing there'" in gateway.text
-    assert "X-Amz-Signature" not in gateway.text
-    assert gateway.stop() == 0
 
 
 def test_in_front_of_s3(start: Start, folder: Path, client_of: Callable[[Gateway], Any], ministack: Ministack) -> None:

@@ -68,20 +68,6 @@ def test_a_source_passes_through(tmp_path: Path, size: int) -> None:
     asyncio.run(run())
 
 
-def test_the_reader_is_a_file(tmp_path: Path) -> None:
-    """Seeking, reading, ranges and iteration agree about the position."""
-    (tmp_path / "key").write_bytes(b"0123456789abcdef")
-
-    async def run() -> None:
-        async with running("seeks", tmp_path) as bench:
-            assert await bench.text() == "12 b'cdef' b'0123' b'4567' 12 16"
-        async with running("facts", tmp_path) as bench:
-            source = FolderSource(tmp_path, "key")
-            assert await bench.text() == f"key 16 {source.head.etag} text/x-source"
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("size", [1, 200, 32 * 1024, 32 * 1024 + 1, 300_000], ids=str)
 def test_pieces_of_all_sizes(tmp_path: Path, size: int) -> None:
     """Pieces that are gathered and pieces that are sent directly arrive whole and in order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import mmap
 import os
@@ -87,27 +86,6 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     with mount:
         yield directory
     assert find_mount(str(directory)) is None
-
-
-def test_programs_see_the_objects_as_files(mounted: Path, tmp_path: Path) -> None:
-    """``find``, ``ls -l``, ``cat``, ``md5sum``, ``cp -r``, ``tar`` and ``grep`` work as on a local directory."""
-    found = run("find", ".", "-type", "f", cwd=mounted).splitlines()
-    assert sorted(found) == sorted(f"./{key}" for key in FILES)
-    listed = run("ls", "-l", mounted / "train").splitlines()
-    assert [line.split()[-1] for line in listed[1:]] == ["0001.bin", "0002.bin", "deep"]
-    assert listed[1].split()[0] == "-r--r--r--"
-    assert listed[1].split()[4] == "100000"
-    assert run("cat", mounted / "both/inside") == "seen"
-    for key, value in FILES.items():
-        assert run("md5sum", mounted / key).split()[0].lstrip("\\") == hashlib.md5(value).hexdigest()
-    run("cp", "-r", mounted, tmp_path / "copy")
-    copied = {
-        str(path.relative_to(tmp_path / "copy")): path for path in (tmp_path / "copy").rglob("*") if path.is_file()
-    }
-    assert {name: path.read_bytes() for name, path in copied.items()} == FILES
-    assert "less deep" in run("grep", "-r", "less", mounted / "train/deep")
-    run("tar", "-cf", tmp_path / "all.tar", "-C", mounted, ".")
-    assert "./train/deep/er/x.txt" in run("tar", "-tf", tmp_path / "all.tar").splitlines()
 
 
 def test_nothing_can_be_written(mounted: Path) -> None:
@@ -246,29 +224,6 @@ def test_every_path_has_its_own_files_and_number(tmp_path: Path, monkeypatch: py
             one, other = DIRECTORIES[:2]
             differing = run("diff", "-rq", tmp_path / "m" / one, tmp_path / "m" / other, code=1).count(" differ\n")
             assert differing == len(DIRECTORIES) + sum(one[at] == other[at] for at in range(12))
-
-
-def test_a_manifest_takes_the_place_of_listings(
-    bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any], tmp_path: Path
-) -> None:
-    """With a manifest, its objects are the files and no others, and the store is not listed."""
-    store = connect_s3(f"s3://{bucket}")
-    for key in ("a/1", "a/2", "b/3", "c"):
-        store.write(key, key.encode())
-    lines: list[dict[str, Any]] = [
-        {"penstock_manifest": 1, "base_url": f"s3://{bucket}/"},
-        {"key": "a/1", "size_bytes": 3},
-        {"key": "b/3"},
-        {"key": "c", "size_bytes": 1, "etag": store.stat("c").etag},
-    ]
-    (tmp_path / "m").mkdir()
-    store.write("manifest.jsonl", "\n".join(map(json.dumps, lines)).encode())
-    manifest = f"s3://{bucket}/manifest.jsonl"
-    with ps.mount(f"s3://{bucket}/", tmp_path / "m", manifest=manifest, **connection_to(s3_endpoint)) as mount:
-        found = run("find", ".", "-type", "f", "-printf", "%P %s\n", cwd=mount.directory)
-        assert sorted(found.splitlines()) == ["a/1 3", "b/3 3", "c 1"]
-        assert run("cat", mount.directory / "b/3") == "b/3"
-        assert "No such file" in run("cat", mount.directory / "a/2", code=1)
 
 
 SCRIPT_OF_TWO_VERSIONS = """

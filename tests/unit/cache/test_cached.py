@@ -912,32 +912,6 @@ def test_warming_a_pipeline_tells_how_it_goes(tmp_path: Path) -> None:
         warm_cache("s3://bucket", cache)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "shared"),
-    [
-        (("s3://bucket", "http://one"), ("s3://bucket", "http://one"), True),
-        (("s3://bucket", "http://one"), ("s3://bucket/", "http://one"), True),
-        (("s3://bucket", "http://one"), ("s3://bucket", "http://two"), False),
-        (("s3://bucket", "http://one"), ("s3://other", "http://one"), False),
-        (("s3://bucket", None), ("s3://bucket", "http://one"), False),
-    ],
-)
-def test_entries_belong_to_endpoint_and_bucket(
-    tmp_path: Path, first: tuple[str, str | None], second: tuple[str, str | None], shared: bool
-) -> None:
-    """Equal keys and ETags in different buckets or endpoints are different objects; a prefix is part of the key."""
-    digests = []
-    for url, endpoint_url in (first, second):
-        with ps.connect(url, endpoint_url=endpoint_url, anonymous=True, cache=f"{tmp_path}:1GB") as store:
-            assert isinstance(store, Cached)
-            digests.append(store.context.identities.of_version("train/k", '"etag"')[1])
-    assert (digests[0] == digests[1]) is shared
-    with ps.connect(f"{first[0]}/train/", endpoint_url=first[1], anonymous=True, cache=f"{tmp_path}:1GB") as store:
-        assert isinstance(store, Cached)
-        assert store.context.identities.of_version("k", '"etag"')[1] == digests[0]
-        assert store.context.identities.of_version("k", '"other"')[1] != digests[0]
-
-
 def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:
     """Every read appends a complete line of JSON to ``record_path``, which caches may share."""
     path = tmp_path / "accesses.jsonl"

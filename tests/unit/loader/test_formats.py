@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -114,24 +112,3 @@ def test_the_budget_changes_no_array(tmp_path: Path, name: str) -> None:
             assert_same(left, right)
             if name == "mds":
                 assert left["image"].shape == (8, 64, 64, 3) or left["n"].shape[0] == 4
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
-def test_lines_of_json_have_their_names(tmp_path: Path, suffix: str) -> None:
-    """Fields of a line are read by their names, by every way of reading; `json` is still the whole line."""
-    (tmp_path / "data").mkdir()
-    lines = "".join(json.dumps({"text": f"t{number}", "n": number, "a": {"b": 0.5}}) + "\n" for number in range(40))
-    raw = lines.encode()
-    (tmp_path / "data" / f"s.{suffix}").write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
-    source = ps.shards(f"{tmp_path}/data/")
-    made = source.decode(ps.Text("text"), ps.Integer("n"), ps.Float("a.b"))
-    for options in ({"index": "stream"}, {"index_dir": index(made.batch(9), tmp_path / "index"), "lanes": 2}):
-        with ps.Loader(made.shuffle(8).batch(9), **options) as loader:
-            rows = [row for batch in loader for row in zip(batch["text"], batch["n"], batch["a.b"], strict=True)]
-        assert sorted(rows, key=lambda row: row[1]) == [(f"t{number}", number, 0.5) for number in range(40)]
-    assert ps.read_column(source, "n") == list(range(40))
-    if suffix == "jsonl":
-        with made.open(index_dir=tmp_path / "index") as dataset:
-            assert dataset[7]["text"] == "t7"
-    with ps.Loader(source.decode(ps.Json("json")).batch(40), index="stream") as loader:
-        assert next(iter(loader))["json"][3]["text"] == "t3"

@@ -93,26 +93,6 @@ def test_a_loader_reads_them(source: Path, tmp_path: Path) -> None:
     assert sorted(pairs) == sorted((f"text {number}", number % 3) for number in range(24))
 
 
-def test_parquet(source: Path, tmp_path: Path) -> None:
-    """Parquet has columns of bytes and numbers, is counted by its footer, verified, read by a loader, and reproducible."""
-    pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    for name in ("one", "two"):
-        pack(source, tmp_path / name, format="parquet", labels="folders", samples_max=10, verify=True)
-    first = tmp_path / "one/shard-000000.parquet"
-    assert first.read_bytes() == (tmp_path / "two/shard-000000.parquet").read_bytes()
-    row = parquet.read_table(first).to_pylist()[3]
-    assert (row["__key__"], row["cls"], row["txt"]) == ("class0/009", 0, b"text 9")
-    assert verify(f"{tmp_path}/one/").samples_count == 24
-    pipeline = ps.shards(f"{tmp_path}/one/").decode(ps.Text("txt"), ps.Integer("cls")).select(["txt", "cls"]).batch(4)
-    with ps.Loader(pipeline, index="require") as loader:
-        assert sorted(text for batch in loader for text in batch["txt"]) == sorted(f"text {n}" for n in range(24))
-    (source / "class2/017.extra").write_bytes(b"x")
-    with pytest.raises(DataError, match="the shard's first sample had"):
-        pack(source, tmp_path / "mixed", format="parquet")
-
-
 def test_the_same_input_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
     """Packing twice gives equal shards, also shuffled, and with any number of jobs."""
     for name, jobs in (("one", 1), ("two", 3)):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
-import time
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import boto3
@@ -17,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from servers.faulty import FaultyServer
-from servers.records import Request, checksum
+from servers.records import checksum
 
 BODY = bytes(range(256)) * 4
 
@@ -66,38 +64,6 @@ def test_serves_objects_with_their_metadata(server: FaultyServer) -> None:
     assert answer.headers["last-modified"].endswith("GMT")
     assert answer.headers["x-amz-request-id"]
     assert ask(server, urllib.parse.quote("b c/d+é", safe="")).body == b"odd key"
-
-
-@pytest.mark.parametrize(
-    ("asked", "status", "span"),
-    [
-        ("bytes=0-9", 206, (0, 10)),
-        ("bytes=1000-", 206, (1000, 1024)),
-        ("bytes=-4", 206, (1020, 1024)),
-        ("bytes=1000-9999", 206, (1000, 1024)),
-        ("bytes=1024-", 416, None),
-    ],
-)
-def test_ranges(server: FaultyServer, asked: str, status: int, span: tuple[int, int] | None) -> None:
-    """Ranges are cut at the end of the object; one that starts past it is 416."""
-    answer = ask(server, range=asked)
-    assert answer.status == status
-    if span is None:
-        assert answer.headers["content-range"] == "bytes */1024"
-    else:
-        assert answer.body == BODY[slice(*span)]
-        assert answer.headers["content-range"] == f"bytes {span[0]}-{span[1] - 1}/1024"
-
-
-def test_conditions_and_missing(server: FaultyServer) -> None:
-    """If-Match holds or is 412; missing keys and buckets are 404 with their code."""
-    etag = ask(server, method="HEAD").headers["etag"]
-    assert ask(server, if_match=etag).status == 200
-    assert ask(server, if_match='"other"').status == 412
-    assert b"NoSuchKey" in ask(server, "nothing").body
-    assert b"NoSuchBucket" in Answer(server, "/other/a", "GET", None, {}).body
-    head = ask(server, method="HEAD")
-    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "1024")
 
 
 def boto(server: FaultyServer, **changes: Any) -> Any:
@@ -218,31 +184,3 @@ def test_random_faults_depend_on_the_request_alone() -> None:
     assert first == faults(keys[::-1], 1)
     assert first != faults(keys, 2)
     assert 10 <= len(first) <= 35
-
-
-def test_match_by_function_and_heal(server: FaultyServer) -> None:
-    """A function of the request chooses; ``heal`` ends all faults; an unknown kind is refused."""
-
-    def second_part(request: Request) -> bool:
-        return request.span is not None and request.span[0] == 512
-
-    server.fail("500", times=None, match=second_part)
-    assert [ask(server, range=f"bytes={at}-{at + 9}").status for at in (0, 512, 512)] == [206, 500, 500]
-    server.heal()
-    assert ask(server, range="bytes=512-521").status == 206
-    with pytest.raises(ValueError, match="no fault 'explode'"):
-        server.fail("explode")
-
-
-def test_closing_ends_stalled_connections_at_once() -> None:
-    """Closing the server ends connections that stall, and its thread."""
-    with FaultyServer(objects={"a": BODY}) as server:
-        server.fail("stall_head")
-        connection = socket.create_connection(("127.0.0.1", server.port), 5)
-        connection.sendall(b"GET /bucket/a HTTP/1.1\r\nHost: x\r\n\r\n")
-        start = time.monotonic()
-    with connection:
-        with suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
-    assert time.monotonic() - start < 5
-    assert not server._thread.is_alive()

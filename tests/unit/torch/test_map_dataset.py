@@ -91,19 +91,6 @@ def test_workers_do_not_list_again(folder: Path) -> None:
     assert copy[0]["cls"] == 0
 
 
-def test_a_source_of_your_own() -> None:
-    """A function of a key is called side by side, and its bytes or members are the sample."""
-    bare = ps.torch.MapDataset(objects(["x/7", "x/8"], read=lambda key: key[2:].encode()))
-    assert [sample["data"] for sample in bare.__getitems__([1, 0])] == [b"8", b"7"]
-    made = objects(["7", "8"], read=lambda key: {"cls": key.encode(), "txt": b"hello"})
-    dataset = ps.torch.MapDataset(made.decode(ps.Integer("cls"), ps.Text("txt")))
-    assert dataset[1]["cls"] == 8
-    assert dataset[0]["txt"] == "hello"
-    broken = ps.torch.MapDataset(objects(["7"], read=lambda key: {}[key]))
-    with pytest.raises(DecodeError, match=r" failed at .*test_map_dataset.py:\d+: KeyError"):
-        broken[0]
-
-
 def test_the_loaders_samples(folder: Path) -> None:
     """Numbers, keys, URLs and random streams are those of a Loader of the same pipeline, in its stored order."""
     made = objects(f"{folder}/*/0*.cls").decode(ps.Integer("cls")).map(_drawn)

@@ -190,20 +190,6 @@ def test_truncated_files_are_errors(url: str, mmap: bool) -> None:
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_a_flipped_byte_is_an_error(url: str, mmap: bool) -> None:
-    """A wrong byte in any storage or in the pickle is noticed by the checksums in the file."""
-    data = Path(url).read_bytes()
-    with zipfile.ZipFile(url) as archive:
-        members = [info for info in archive.infolist() if info.file_size > 500 and "/data" in info.filename]
-    for info in members:
-        damaged = bytearray(data)
-        damaged[info.header_offset + 130 + info.file_size // 2] ^= 1
-        Path(url).write_bytes(damaged)
-        with pytest.raises((CheckpointError, pickle.UnpicklingError)):
-            ps.torch.load(url, mmap=mmap)
-
-
-@pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("rezipped", [False, True])
 def test_a_flipped_bit_anywhere_is_an_error_or_changes_nothing(rezipped: bool, mmap: bool) -> None:
     """Headers, names, sizes, padding, the directory, the pickle and the storages: what is loaded is what was saved."""
