@@ -11,6 +11,7 @@ number of threads may use it at once: they share its stores and the process's ev
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -35,7 +36,7 @@ from penstock.samples.decoding import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.indexed_reader import IndexedReader
 from penstock.sources.objects import FunctionReader, ObjectSampleReader
-from penstock.sources.shards import ShardFinder
+from penstock.sources.shards import ShardFinder, read_classes
 from penstock.system.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -119,6 +120,11 @@ class PipelineDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self._reader)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes; see ``Dataset.classes``."""
+        return read_classes(self.pipeline)
 
     def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Values]:
         """Read samples by number or key; see ``Dataset.read_samples``."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, option
-from penstock.cli.output import print_result
+from penstock.cli.output import print_result, shortened
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.store.base import innermost
@@ -53,12 +53,17 @@ def info(
         penstock info
         penstock info s3://bucket/train/ --json
     """
+    from penstock.pipeline import shards
+    from penstock.sources.shards import read_classes
+
     machine = {"cores_count": len(os.sched_getaffinity(0)), "budget_bytes": default_budget_bytes()}
     facts: dict[str, Any] = {"versions": _versions(), "machine": machine}
     if url is not None:
         with Stores(connection) as stores:
             location = stores.locate(url)
             facts["store"] = _store(location.store)
+            if (classes := read_classes(shards([url], **connection.options()))) is not None:
+                facts["data"] = {"classes": classes}
             facts["probe"] = _probe(location, seconds)
     if as_json:
         print(json.dumps(facts))
@@ -187,4 +192,4 @@ def _shown(name: str, value: Any) -> str:
         return format_bytes(value)
     if name.endswith("_s"):
         return f"{value * 1000:.2f} ms"
-    return str(value)
+    return shortened(value) if name == "classes" else str(value)

@@ -15,12 +15,26 @@ from penstock.redaction import printable, public_text
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+NAMES_MAX = 10
+"""Names of a list that are shown."""
 
 
 def print_result(line: str) -> None:
     """Print one line of a command's result on stdout. On a terminal, control characters are escaped."""
     sys.stdout.write((printable(line) if sys.stdout.isatty() else line) + "\n")
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f", ... {more} more" if more > 0 else "")
+
+
+def shown_classes(classes: Sequence[str]) -> str:
+    """Return a line that has the number and the name of the first classes."""
+    return f"{len(classes)} classes: {shortened([f'{number} {name}' for number, name in enumerate(classes)])}"
 
 
 def print_record(values: Mapping[str, Any], text: str, *, as_json: bool) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, function_of, option
-from penstock.cli.output import ProgressReport, print_message, print_record
+from penstock.cli.output import ProgressReport, print_message, print_record, shortened, shown_classes
 from penstock.errors import ConfigError
 from penstock.text.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.index import ShardRow
     from penstock.pack.converting import Conversion
@@ -309,6 +310,7 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         row["size_bytes"] = size_bytes = shard.size_bytes or shard.source_bytes
         what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
         print_record(row, f"{what} {format_bytes(size_bytes):>10}  {shard.name}", as_json=as_json)
+    found = contents_of(plan)
     summary = {
         "action": "plan",
         "destination": url,
@@ -317,6 +319,7 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         "samples": plan.samples_count if counted else None,
         "source_bytes": plan.source_bytes,
         "passed_over": plan.passed_over,
+        **({"fields": found.fields, "empty": found.empty, "classes": plan.classes} if counted else {}),
     }
     if as_json:
         print(json.dumps(summary))
@@ -324,6 +327,44 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         samples = f"{plan.samples_count} samples" if counted else format_bytes(plan.source_bytes)
         shards = f"{samples} in {len(plan.shards)}" if plan.kind != "sequence" else "blocks of tokens, in"
         print_message(f"{shards} {plan.format} shards: {url}")
+        for line in found.lines(plan.classes) if counted else ():
+            print_message(line)
+
+
+class PlanContents(NamedTuple):
+    """What the samples of a plan consist of.
+
+    Attributes:
+        fields: Number of samples that have each field.
+        empty: Keys of files of 0 bytes.
+        samples_count: Number of samples.
+    """
+
+    fields: dict[str, int]
+    empty: list[str]
+    samples_count: int
+
+    def lines(self, classes: list[str] | None) -> Iterator[str]:
+        """Yield what people should know before they pack."""
+        counts = [f"{name} {count}" if count < self.samples_count else name for name, count in self.fields.items()]
+        yield f"fields: {', '.join(counts)}"
+        if classes is not None:
+            yield shown_classes(classes)
+        if self.empty:
+            yield f"empty files: {len(self.empty)}, {shortened(self.empty)}"
+        from penstock.pack.fields import IMAGE_FORMATS
+
+        pictures = {name: count for name, count in self.fields.items() if name in IMAGE_FORMATS}
+        if len(pictures) > 1 and sum(pictures.values()) == self.samples_count:
+            yield f'each sample has one of {", ".join(pictures)}: --fields "{";".join(pictures)}" makes them one field'
+
+
+def contents_of(plan: PackPlan) -> PlanContents:
+    """Return what the samples of a plan consist of."""
+    entries = [entry for shard in plan.shards for entry in shard.entries]
+    fields = Counter(name for entry in entries for name in entry.sizes())
+    empty = [member.key for entry in entries for member in entry.members if not member.size_bytes]
+    return PlanContents(dict(fields.most_common()), empty, len(entries))
 
 
 class PackReport(ProgressReport):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
-from penstock.cli.output import print_message
+from penstock.cli.output import print_message, print_result, shown_classes
 from penstock.errors import ConfigError
 from penstock.redaction import printable
 from penstock.version import install_hint
@@ -53,6 +53,7 @@ def peek(
     """
     from penstock.loader.preview import peek as first_samples
     from penstock.pipeline import shards
+    from penstock.sources.shards import read_classes
 
     source = shards(url, format=source_format, **connection.options())
     sheet = None if output is None else _sheet_of(output)
@@ -71,6 +72,8 @@ def peek(
             print(json.dumps(_record(sample)))
     else:
         _print_table(samples)
+        if (classes := read_classes(source)) is not None:
+            print_result(shown_classes(classes))
 
 
 def _sheet_of(output: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.index.dataset_index import DatasetIndex as DatasetIndex
 from penstock.index.place import FOLDER as FOLDER
+from penstock.index.place import PACKED_KEY as PACKED_KEY
 from penstock.index.place import EarlyIndex as EarlyIndex
 from penstock.index.place import IndexPlace as IndexPlace
 from penstock.index.place import Lookup as Lookup

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 FOLDER = ".penstock/"
 """Folder of an index beside its shards. Nothing under it is a shard."""
 
+PACKED_KEY = f"{FOLDER}packed.manifest"
+"""The manifest of a packing, beside the shards; its first line has the names of the classes."""
+
 SUFFIX = ".index"
 DATASET_KEY = f"dataset{SUFFIX}"
 SHARDS_PREFIX = "shards/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.config import SEED_MAX, check_names, check_whole
@@ -114,6 +115,16 @@ class Loader:
     def epoch(self) -> int:
         """Number of the epoch that is iterated, or of the next one, from 0."""
         return self._session.epoch
+
+    @cached_property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of their numbers, if ``pack(labels=)`` made the shards of words; otherwise None.
+
+        Cost: one request for each source, at the first use.
+        """
+        from penstock.sources.shards import read_classes
+
+        return read_classes(self.pipeline)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rest of the current epoch; all of the next one if the last one was finished.

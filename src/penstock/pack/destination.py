@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BucketMissingError, ConfigError, DataError, StoreError
 from penstock.formats.mds import index_json
-from penstock.index import FOLDER, DatasetIndex
+from penstock.index import FOLDER, PACKED_KEY, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
 from penstock.pack.options import check_pattern, differences, job_identity, number_in
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.types import Blob, ObjectInfo
 
 INDEX_JSON = "index.json"
-MANIFEST_KEY = f"{FOLDER}packed.manifest"
 
 
 def split_destination(url: str) -> tuple[str, str | None]:
@@ -283,7 +282,7 @@ class Destination(ShardFolder):
         if plan.format.startswith("mds"):
             self._write_index_json(everything)
         self._drop_uploads([info.key for info in self.store.list(UPLOADS_PREFIX)])  # left by machines that were lost
-        self.store.write(MANIFEST_KEY, self._manifest(plan, everything))
+        self.store.write(PACKED_KEY, self._manifest(plan, everything))
         self.store.write(f"{STATE_PREFIX}{plan.identity}.done", b"")
         self.end_run()
 

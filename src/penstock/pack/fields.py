@@ -39,7 +39,15 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 TYPES = ("file", "bytes", "text", "int", "float", "json", "pixels")
-_IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"}
+IMAGE_FORMATS = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+}
 _SPEC = re.compile(r"(?P<source>[^=:,]+)(?:=(?P<field>[^=:,]+))?(?::(?P<type>[a-z]+))?")
 
 
@@ -68,7 +76,7 @@ class FieldSpec(NamedTuple):
     @property
     def holds_picture(self) -> bool:
         """Whether the stored field has the name of an image format, so that ``pixels`` stores an encoded picture."""
-        return self.field.rpartition(".")[2] in _IMAGES
+        return self.field.rpartition(".")[2] in IMAGE_FORMATS
 
     @property
     def pixel_fields(self) -> tuple[str, str, str, str]:
@@ -271,7 +279,7 @@ def as_bytes(field: str, value: Any, key: str) -> bytes | bytearray | memoryview
     try:
         if isinstance(value, dict | list) or (extension == "json" and value is None):
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
-        if extension in _IMAGES:
+        if extension in IMAGE_FORMATS:
             return _image(value, field)
         if extension == "npy" and hasattr(value, "__array__"):
             return _npy(value)
@@ -299,8 +307,8 @@ def _image(value: Any, field: str) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     extension = field.rpartition(".")[2]
-    if extension not in _IMAGES:
-        raise ValueError(f"{extension!r} is not one of the image formats {', '.join(_IMAGES)}")
+    if extension not in IMAGE_FORMATS:
+        raise ValueError(f"{extension!r} is not one of the image formats {', '.join(IMAGE_FORMATS)}")
     if not hasattr(value, "save"):
         try:
             image_of = import_module("PIL.Image").fromarray
@@ -308,5 +316,5 @@ def _image(value: Any, field: str) -> bytes:
             raise ConfigError("writing images needs Pillow", hint=install_hint("image")) from error
         value = image_of(value)
     out = io.BytesIO()
-    value.save(out, format=_IMAGES[extension])
+    value.save(out, format=IMAGE_FORMATS[extension])
     return out.getvalue()

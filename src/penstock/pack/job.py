@@ -140,7 +140,8 @@ class PackJob:
         if plan.kind == "entries":
             _check_counts(plan.shards, rows)
         destination.finish(plan, rows)
-        return Packed(destination.url, tuple(rows), len(written), plan.passed_over)
+        classes = None if plan.classes is None else tuple(plan.classes)
+        return Packed(destination.url, tuple(rows), len(written), plan.passed_over, classes)
 
     def _write(
         self, groups: list[ShardGroup], recipe: Recipe, options: ExecutionOptions, listener: PackListener

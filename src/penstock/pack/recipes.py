@@ -102,12 +102,14 @@ class Packed(NamedTuple):
         rows: Rows of the index, one per shard, in the order of the plan.
         shards_written: Number of shards that this run wrote; an earlier run wrote the others.
         passed_over: Number of files of the source that belong to no sample.
+        classes: Labels as words, in the order of their numbers; None if labels are numbers or there are none.
     """
 
     url: str
     rows: tuple[ShardRow, ...]
     shards_written: int
     passed_over: int
+    classes: tuple[str, ...] | None = None
 
     @property
     def samples_count(self) -> int:

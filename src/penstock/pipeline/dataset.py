@@ -46,6 +46,14 @@ class Dataset(ABC):
     def __len__(self) -> int:
         """The number of samples."""
 
+    @property
+    @abstractmethod
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of their numbers, if ``pack(labels=)`` made the shards of words; otherwise None.
+
+        Cost: one request, at the first use.
+        """
+
     @abstractmethod
     def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Values]:
         """Read samples by number or key, in parallel; a sample that is requested twice is read once.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock import compose
 from penstock.config import FetchConfig
-from penstock.errors import ClosedError, ConfigError, ObjectMissingError
+from penstock.errors import AccessDeniedError, ClosedError, ConfigError, DataError, ObjectMissingError
 from penstock.formats import conversion_hint, format_of_name
-from penstock.index import FOLDER, EarlyIndex
+from penstock.index import FOLDER, PACKED_KEY, EarlyIndex
 from penstock.memory.ranges import merged_spans
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
+from penstock.text.json_text import parse_json
 from penstock.text.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.types import ByteRange, lasting_etag
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.pipeline import SequentialReader
+    from penstock.pipeline import Pipeline, SequentialReader
     from penstock.sources.readers import SampleReader
     from penstock.store import Store
     from penstock.types import Key
@@ -295,6 +296,43 @@ class ShardFinder:
 def _as_folder(url: str) -> str:
     """Return `url` with a slash at its end. Further slashes belong to the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
     return url if url.endswith("/") else f"{url}/"
+
+
+def read_classes(pipeline: Pipeline) -> tuple[str, ...] | None:
+    """Return the names of the classes that ``pack(labels=)`` left beside the shards, in the order of their numbers.
+
+    Args:
+        pipeline: The pipeline; of a mix, all sources must have the same classes.
+
+    Returns:
+        The names; None if the data was not packed with labels that are words.
+
+    Raises:
+        StoreError, DataError: The manifest of the packing cannot be read.
+
+    Cost: one request for each source.
+    """
+    found = {_classes_beside(leaf.source) for leaf in pipeline.flat().leaves if isinstance(leaf.source, Shards)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _classes_beside(source: Shards) -> tuple[str, ...] | None:
+    url = source.manifest or source.urls[0]
+    if not source.is_list:
+        url = expand_braces(url)[0]
+        url = split_glob(url)[0] if has_glob(url) else url
+    is_folder = url.endswith("/") or (format_of_name(url) is None and source.manifest is None)
+    folder = _as_folder(url) if is_folder else compose.folder_of(url)
+    with compose.connect(folder, **source.connection.given()) as store:
+        try:
+            head = bytes(store.read(PACKED_KEY).data).partition(b"\n")[0]
+        except (ObjectMissingError, AccessDeniedError):  # without the right to list, a missing key is a 403
+            return None
+    try:
+        classes = parse_json(head).get("classes")
+        return None if classes is None else tuple(map(str, classes))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"it is not the manifest of a packing ({error})", shard=f"{folder}{PACKED_KEY}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -413,6 +413,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._opened())
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, as ``pipeline.open().classes``."""
+        return self._opened().classes
+
     def __getitem__(self, index: Any) -> Any:
         """Return the sample of a number or key, or several of a slice or list, as ``pipeline.open()[index]`` does.
 

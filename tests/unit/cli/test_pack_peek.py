@@ -1,4 +1,4 @@
-"""``penstock peek``: a table, JSON, contact sheets."""
+"""``penstock peek``: a table, JSON, contact sheets. ``pack --dry-run``, and the classes that a packing leaves."""
 
 from __future__ import annotations
 
@@ -113,3 +113,33 @@ def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
     assert run(["peek", f"{tmp_path}/x.jsonl", "-o", f"{tmp_path}/s.png"]) == 1
     assert "has an image" in capsys.readouterr().err
+
+
+def test_a_plan_shows_what_the_samples_consist_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields with counts, classes, empty files, and how differently named pictures become one field; as text and JSON."""
+    for number, name in enumerate(["cat/0.jpg", "cat/1.JPEG", "dog/2.jpg", "dog/3.jpeg"]):
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(9) if number else b"")
+    plan = ["pack", f"{tmp_path}/files", f"{tmp_path}/out", "--labels", "folders", "--dry-run"]
+    assert run(plan) == 0
+    said = capsys.readouterr().err
+    for words in (
+        "fields: cls, jpg 2, jpeg 2",
+        "2 classes: 0 cat, 1 dog",
+        "empty files: 1, cat/0.jpg",
+        'each sample has one of jpg, jpeg: --fields "jpg;jpeg" makes them one field',
+    ):
+        assert words in said
+    assert run([*plan, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["fields"] == {"cls": 4, "jpg": 2, "jpeg": 2}
+    assert (summary["empty"], summary["classes"]) == (["cat/0.jpg"], ["cat", "dog"])
+    assert run([*plan[:-1], "--fields", "jpg;jpeg"]) == 0
+    capsys.readouterr()
+    assert run(["peek", f"{tmp_path}/out/"]) == 0
+    assert "2 classes: 0 cat, 1 dog" in capsys.readouterr().out
+    assert run(["info", f"{tmp_path}/out/", "--seconds", "0.01"]) == 0
+    assert "cat, dog" in capsys.readouterr().out
+    assert run(["info", f"{tmp_path}/out/", "--seconds", "0.01", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == {"classes": ["cat", "dog"]}

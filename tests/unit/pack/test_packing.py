@@ -664,3 +664,35 @@ def test_mixed_extensions_are_one_field(tmp_path: Path) -> None:
     with ps.Loader(ps.shards(f"{tmp_path}/kept/").decode(ps.Bytes("jpg;jpeg;png")).batch(4)) as loader:
         [batch] = loader
     assert batch["jpg"] == [name.encode() for name in names]
+
+
+def test_the_names_of_classes_can_be_read(source: Path, tmp_path: Path) -> None:
+    """They are with the packed shards, however these are named, and absent where labels are numbers or there are none."""
+    names = ("class0", "class1", "class2")
+    packed = pack(source, tmp_path / "out", labels="folders", samples_max=10)
+    assert packed.classes == names
+    assert pack(source, tmp_path / "out", labels="folders", samples_max=10).classes == names  # nothing is left to do
+    for urls in (
+        f"{tmp_path}/out/",
+        f"{tmp_path}/out",
+        f"{tmp_path}/out/*.tar",
+        f"{tmp_path}/out/shard-00000{{0..2}}.tar",
+    ):
+        with ps.Loader(ps.shards(urls).batch(2)) as loader:
+            assert loader.classes == names, urls
+    made = ps.shards([str(path) for path in shards(tmp_path / "out")]).decode(ps.Integer("cls"))
+    with made.open() as dataset:
+        assert dataset.classes is not None
+        assert dataset.classes[dataset["class1/004"]["cls"]] == "class1"
+    assert pack(source, tmp_path / "bare").classes is None
+    with ps.Loader(ps.mix({ps.shards(f"{tmp_path}/{name}/"): 1 for name in ("out", "bare")}).batch(2)) as loader:
+        assert loader.classes is None
+    with ps.objects(f"{source}/").open() as files:
+        assert files.classes is None
+
+
+def test_a_map_dataset_has_classes(source: Path, tmp_path: Path) -> None:
+    """As torchvision's data sets do."""
+    pytest.importorskip("torch")
+    pack(source, tmp_path / "out", labels="folders")
+    assert ps.torch.MapDataset(ps.shards(f"{tmp_path}/out/")).classes == ("class0", "class1", "class2")
