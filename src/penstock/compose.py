@@ -421,7 +421,7 @@ _NOT_ONLY_S3 = ("transport", "retry", "hedge", "fetch", "cache", "requests_max")
 
 
 class StoreTable:
-    """Stores by URL, for what is given paths in any of them: each is connected to when it is first used.
+    """Stores by URL, for callers that get paths in any of them: each store is connected to when it is first used.
 
     Args:
         options: Arguments of ``connect``.

@@ -102,7 +102,7 @@ _STATUS_TIME = re.compile(r'-c[0-9a-f]+"$')
 
 
 def lasting_etag(etag: str | None) -> str | None:
-    """Return what identifies a version in a data set: its ETag, for a local file without the time of its last change of status.
+    """Return the identity of a version in a data set: its ETag, for a local file without the time of its last status change.
 
     That time also changes when a file is linked, renamed, or given other permissions, as backups do, which must neither outdate
     an index nor end a training job.
@@ -360,7 +360,7 @@ class CopyPart(NamedTuple):
 class Forward(NamedTuple):
     """Send a request of S3's own protocol on to a store that speaks it; ``Completion.value`` is a ``ForwardedAnswer``.
 
-    The store adds its address, its credentials and what its bucket demands of every request. Other stores refuse it.
+    The store adds its address, its credentials and the headers that its bucket demands. Other stores refuse it.
     """
 
     method: str
@@ -418,7 +418,7 @@ class Attempt(NamedTuple):
 
     start_s: float
     status: int  # HTTP status; 0 if there was no answer
-    offset_bytes: int  # position in the requested span where this attempt began
+    offset_bytes: int  # offset in the requested span where this attempt began
     received_bytes: int
     queued_s: float  # from submission to sending
     connect_s: float = 0.0  # DNS, TCP and TLS; 0 on a reused connection
@@ -434,12 +434,12 @@ class Landing:
 
     Attributes:
         buffer: A bytearray, or a writable memoryview of uint8.
-        start: Position of the first byte in `buffer`.
-        end: Position after the last byte in `buffer`.
-        position: Position of the next byte in `buffer`. A broken transfer leaves it as it is, so that the rest of the body
+        start: Offset of the first byte in `buffer`.
+        end: Offset after the last byte in `buffer`.
+        position: Offset of the next byte in `buffer`. A broken transfer leaves it as it is, so that the rest of the body
             can be fetched into the same place.
         direct: An mmap of the same memory that nobody else writes to meanwhile, or None. A store may use its ``write`` and
-            its file position instead of `buffer`.
+            its file offset instead of `buffer`.
     """
 
     __slots__ = ("buffer", "direct", "end", "position", "start")

@@ -44,15 +44,15 @@ class InputChannel:
         data_type: Meaning of the URL: a prefix, a manifest, or an augmented manifest, which only Pipe mode can read.
         distribution: Whether every host gets all objects, or each its share of them.
         content_type: MIME type of the data, which is passed on to the program; None if it is not stated.
-        compression: ``"Gzip"`` inflates each object, in File and Pipe mode.
+        compression: ``"Gzip"`` decompresses each object, in File and Pipe mode.
         record_wrapper: ``"RecordIO"`` makes each object (or each attribute) one RecordIO record, in Pipe mode.
         shuffle_seed: Seed of the order of the objects, which Pipe mode changes in every epoch; None keeps the order of the
             listing.
         attribute_names: Attributes of an augmented manifest, in the order in which they are streamed.
         copies: Number of pipes that each give all data, in an order of their own; 0 for one ordinary pipe.
         split: Number of pipes that share the data, so that each object is in exactly one; 0 for one ordinary pipe.
-        start: When the program starts in File mode: when all files are there (``"complete"``), or at once while they arrive
-            (``"lazy"``); reading a file that is not there yet then waits for it.
+        start: When the program starts in File mode: when all files have arrived (``"complete"``), or immediately
+            (``"lazy"``); reading a file that has not arrived then waits for it.
 
     Raises:
         ConfigError: A value is out of bounds, or an option does not fit the mode.

@@ -32,7 +32,7 @@ LINES_MAX = 8192
 
 
 class PipeRecords(NamedTuple):
-    """How the bytes of a pipe are parsed.
+    """The functions that parse the bytes of a pipe.
 
     Attributes:
         blocks: Yields the items that each chunk of an epoch completes, perhaps none. Its other argument names the pipe in
@@ -239,13 +239,13 @@ class PipeReader:
     Samples are bytes for ``"recordio"``, ``"tfrecord"`` and ``"lines"`` (without the line break), and for ``"tar"`` dicts of
     the member files of one key, with ``__key__``.
 
-    ``state_dict()`` says how many samples were delivered. A reader that gets this state in a later run leaves the epochs before
-    early, and skips the samples; as the order of an epoch follows only from the channel's seed, it continues exactly.
+    ``state_dict()`` says how many samples were delivered. A reader that gets this state in a later run passes over the earlier
+    epochs, and skips the samples; as the order of an epoch follows only from the channel's seed, it continues exactly.
 
     ``pipeline()`` makes the samples the source of a ``Loader``, which decodes, shuffles and batches them.
 
     TensorFlow's ``TFRecordDataset`` cannot read a FIFO, because it reads at offsets; ``tf.data.Dataset.from_generator`` on a
-    reader of ``"tfrecord"`` takes its place.
+    reader of ``"tfrecord"`` replaces it.
 
     Args:
         channel: Name of the channel.
@@ -326,7 +326,7 @@ class PipeReader:
         """Continue from a position of an earlier run; call it before the first iteration.
 
         Raises:
-            ConfigError: The state is not one, or this reader has passed its epoch.
+            ConfigError: The state is not valid, or this reader has passed its epoch.
         """
         epoch, samples = state.get("epoch"), state.get("samples")
         check_whole("epoch", epoch, 0)

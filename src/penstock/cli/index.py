@@ -192,7 +192,7 @@ def verify(
     as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
-    """Read every shard at URL, and compare the position, key and CRC32C of each sample with the data set's index.
+    """Read every shard at URL, and compare the offset, key and CRC32C of each sample with the data set's index.
 
     Shards that are not in the index, that are in the index but do not exist, and that have changed are failures too. The
     exit code is 1 if there is a failure. It is 3 if nothing is wrong but some shards have no checksums, neither in their

@@ -190,7 +190,7 @@ class ParquetReader(RangedReader):
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
             if not rows_count:
                 self._chunks.append([])
-                return Unit((), 0, 0)  # an empty table has one row group, whose columns have no position
+                return Unit((), 0, 0)  # an empty table has one row group, whose columns have no offset
             if len(columns) != len(schema):
                 raise ValueError(f"a row group of {len(columns)} columns, and a schema of {len(schema)}")
             chunks = [
@@ -367,7 +367,7 @@ class ByteSink(RawIOBase):
         return view.nbytes
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
         return self.size_bytes
 
     def writable(self) -> bool:
@@ -403,7 +403,7 @@ class ParquetWriter:
         """Append one sample.
 
         Returns:
-            Approximate bounds of its bytes; the exact position of a row is undefined.
+            Approximate bounds of its bytes; the exact offset of a row is undefined.
 
         Raises:
             ConfigError: Its fields differ from the first sample's, in name or type.

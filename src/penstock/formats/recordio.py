@@ -128,7 +128,7 @@ class RecordIOParser(RecordParser):
         self._lost_offset_bytes = offset_bytes
 
     def _search(self, view: memoryview, at: int) -> int:
-        """Return the position of the next record in view[at:], or, if there is none, from where to search further."""
+        """Return the offset of the next record in view[at:], or, if there is none, from where to search further."""
         assert self._lost_offset_bytes is not None
         for match in _FIND(view, at):
             start = match.start()

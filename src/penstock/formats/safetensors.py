@@ -78,7 +78,7 @@ class SafetensorsHeader:
 
 
 def header_end(head: Buffer, *, size_bytes: int, url: str) -> int:
-    """Return the position in the file after the header.
+    """Return the offset in the file after the header.
 
     Args:
         head: At least the first 8 bytes of the file, or all of it.

@@ -32,7 +32,7 @@ SHORT_BYTES_MAX = 32
 _MARK = slice(256, 264)  # the magic string with the bytes around it, eight in total
 _PAX_KIND = ord("x")
 _REGULAR_KIND = ord("0")
-_PREFIX = 189  # its position, counted from the kind of the member
+_PREFIX = 189  # its offset, counted from the kind of the member
 _POWERS = 8 ** np.arange(10, -1, -1)  # the values of the digits of a size
 _SUM_POWERS = 8 ** np.arange(5, -1, -1)
 _DOT_IN_BASENAME = re.compile(rb"\.[^/\n]*\n").search
@@ -50,9 +50,9 @@ class Heads(NamedTuple):
 
     Attributes:
         names: Names of the members, as stored.
-        origins: int64[n]: positions in the chunk at which the members begin, including their PAX headers.
-        starts: int64[n]: positions at which their values begin.
-        ends: int64[n]: positions at which their values end.
+        origins: int64[n]: offsets in the chunk at which the members begin, including their PAX headers.
+        starts: int64[n]: offsets at which their values begin.
+        ends: int64[n]: offsets at which their values end.
     """
 
     names: list[bytes]

@@ -57,8 +57,8 @@ class Frames(NamedTuple):
     """Consecutive complete records whose CRCs were verified.
 
     Attributes:
-        starts: int64[n]: positions in the chunk at which the bytes of the records begin.
-        ends: int64[n]: positions at which they end.
+        starts: int64[n]: offsets in the chunk at which the bytes of the records begin.
+        ends: int64[n]: offsets at which they end.
     """
 
     starts: NDArray[np.int64]
@@ -102,7 +102,7 @@ def masked_crcs(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _uint32_at(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Read little-endian uint32[n] at any positions."""
+    """Read little-endian uint32[n] at any offsets."""
     found: NDArray[np.uint32] = data[at[:, None] + np.arange(4)].view("<u4")[:, 0]
     return found
 
@@ -171,7 +171,7 @@ def _values(view: memoryview, frames: Frames, features: list[FeatureHead]) -> li
 
 
 def _expect(data: NDArray[np.uint8], at: NDArray[np.int64], what: bytes, end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Advance past `what`, which every record must have at its position."""
+    """Advance past `what`, which every record must have at its offset."""
     after = at + len(what)
     if (after > end).any():
         raise _NotAlikeError
@@ -183,7 +183,7 @@ def _expect(data: NDArray[np.uint8], at: NDArray[np.int64], what: bytes, end: ND
 def _length(
     data: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the varints at these positions and where they end."""
+    """Return the varints at these offsets and where they end."""
     value = np.zeros(len(at), np.int64)
     more = np.ones(len(at), np.bool_)
     for number in range(_LENGTH_BYTES_MAX):

@@ -206,7 +206,7 @@ class ZipReader(RangedReader):
 
 
 def _ends(tail: bytes) -> list[int]:
-    """Return the positions in `tail` at which the end record may begin, the most probable first."""
+    """Return the offsets in `tail` at which the end record may begin, the most probable first."""
     found: list[int] = []
     at = tail.rfind(_END_SIGNATURE)
     while at >= 0 and len(found) < _ENDS_MAX:

@@ -64,7 +64,7 @@ class FsspecReader(ObjectReader):
 
     @property
     def loc(self) -> int:
-        """The position in the file."""
+        """The current offset in the file."""
         return self.tell()
 
     @property

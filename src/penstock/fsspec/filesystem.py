@@ -97,7 +97,7 @@ def as_coroutine(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 class ReadBatches:
-    """Collects the reads that coroutines ask for in one turn of an event loop, and has them made together."""
+    """Collects the reads that coroutines request in one turn of an event loop, and makes them together."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[asyncio.AbstractEventLoop, int], _ReadBatch] = {}
@@ -177,7 +177,7 @@ class AsyncFile:
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes; of one that is being written, what was written so far."""
+        """Size of the file in bytes; while it is being written, the number of bytes written so far."""
         return int(self._file.size)
 
     @property
@@ -186,11 +186,11 @@ class AsyncFile:
         return bool(self._file.closed)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to another position, and return it; this asks for nothing."""
+        """Move to another offset, and return it; this sends no request."""
         return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
         return int(self._file.tell())
 
     async def read(self, length: int | None = -1) -> bytes:

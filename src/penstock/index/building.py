@@ -118,7 +118,7 @@ def build(
         shards: Listed shards.
         place: Place of the index.
         again: Whether to read all shards, even those that are indexed.
-        foreign_indexes: Whether to take positions from other tools' indexes beside the shards.
+        foreign_indexes: Whether to take offsets from other tools' indexes beside the shards.
         on_corrupt: ``raise`` does not index corrupt shards; other values, see ``penstock.formats``, index their good samples,
             for jobs that skip corrupt ones too.
         listener: Receives progress; None if there is none.
@@ -301,7 +301,7 @@ class ShardReading:
 
     Attributes:
         error: Why it cannot be indexed; the rest of its bytes is ignored.
-        ranged: Name of its format if that has a footer, with the positions of samples; the bytes are ignored then.
+        ranged: Name of its format if that has a footer, with the offsets of samples; the bytes are ignored then.
     """
 
     def __init__(

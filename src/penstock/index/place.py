@@ -50,7 +50,7 @@ HEADS_IN_FLIGHT_MAX = 64
 READS_IN_FLIGHT_MAX = 128
 
 _log = logging.getLogger("penstock.index")
-_SAMPLE_BYTES = 16  # approximate size of a sample in a shard's index: position, checksum, key, members
+_SAMPLE_BYTES = 16  # approximate size of a sample in a shard's index: extent, checksum, key, members
 
 
 class ShardLike(Protocol):
@@ -171,7 +171,7 @@ class IndexPlace:
         return self.store.describe(self._prefix)
 
     def load(self) -> DatasetIndex:
-        """Return everything that is known of the data set; an empty index if there is none, or it is damaged.
+        """Return the whole index of the data set; an empty index if there is none, or it is damaged.
 
         Raises:
             StoreError: The store cannot be read.
@@ -196,13 +196,13 @@ class IndexPlace:
         return index
 
     def save_pass(self, indexes: Sequence[ShardIndex]) -> None:
-        """Store what a pass over some shards learned, in addition to what is stored already."""
+        """Store the records of a pass over some shards, in addition to the stored index."""
         name, content = encode_pass(indexes)
         self._make_folder()
         self.store.write(self._prefix + PASSES_PREFIX + name, content)
 
     def load_saved(self) -> DatasetIndex:
-        """Return the data set's index without what passes left; an empty one if there is none. Cost: one read.
+        """Return the data set's index without the records of passes; an empty one if there is none. Cost: one read.
 
         Raises:
             StoreError: The store cannot be read.
@@ -425,7 +425,7 @@ def _get_many(store: Store, requests: Sequence[tuple[Key, ByteRange | None]]) ->
 
 
 class Lookup(NamedTuple):
-    """What an index says of some shards.
+    """The rows of an index for some shards.
 
     Attributes:
         place: Place of the index.
@@ -456,7 +456,7 @@ def lookup(
     index_dir: str | os.PathLike[str] | None = None,
     early: EarlyIndex | None = None,
 ) -> Lookup:
-    """Return what the index beside `shards`, or else the one in `index_dir`, says of them.
+    """Return the rows for `shards` in the index beside them, or else in `index_dir`.
 
     If neither has all shards, the one that has more of them is used.
 

@@ -68,7 +68,7 @@ class ShardRecorder:
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"
         self._in_head = FORMATS[format_name].head is not None  # no sample has come yet, and the head belongs to none
-        self._position = 0  # position in the shard of the byte after the last chunk
+        self._position = 0  # offset in the shard of the byte after the last chunk
         self._tail = b""  # bytes before it that the checksum does not cover yet
         self._first = 0  # start of the first extent
         self._crc = 0  # checksum of the current extent so far
@@ -88,7 +88,7 @@ class ShardRecorder:
         if self._format == "tar" and samples:
             self._note_members(samples)
         view = memoryview(data)
-        at = 0  # position in the view of the first byte that no checksum covers
+        at = 0  # offset in the view of the first byte that no checksum covers
         position, ends, crcs = self._position, self._ends, self._crcs
         for sample in samples:
             if sample.size_bytes is None:
@@ -148,7 +148,7 @@ class ShardRecorder:
             self._sizes.append(sample.size_bytes or 0)
 
     def _drop_head(self, first: int) -> int:
-        """Start the first extent at `first`; return its position in the chunk, or 0 if it lies before."""
+        """Start the first extent at `first`; return its offset in the chunk, or 0 if it lies before."""
         self._in_head = False
         self._first = first
         tail_start = self._position - len(self._tail)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SampleExtent(NamedTuple):
-    """The position of a sample.
+    """The place of a sample: its shard and its extent.
 
     Attributes:
         shard: Number of its shard.
@@ -83,7 +83,7 @@ class SampleMap:
         return self._starts
 
     def extents(self, numbers: Iterable[int]) -> list[SampleExtent]:
-        """Return the positions of samples. The ranges of neighbours are adjacent.
+        """Return the places of samples. The ranges of neighbours are adjacent.
 
         Args:
             numbers: Numbers of the samples; negative ones count from the end.

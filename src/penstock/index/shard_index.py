@@ -45,7 +45,7 @@ HEAD_BYTES_MAX = 4096
 
 ITEM_BYTES = (1, 2, 4, 8)
 NAME_BYTES = 100
-_PREFIX = 345  # position of the first half of a long name in a header
+_PREFIX = 345  # offset of the first half of a long name in a header
 _FIXED = struct.Struct("<8sHHIQQQHHHH")
 _COLUMN = struct.Struct("<8sHHIQQQII")
 _RAW, _ZLIB = 0, 1
@@ -62,7 +62,7 @@ class ShardRow(NamedTuple):
         etag: ETag of the version that was indexed, or the store's own pin if it has none.
         samples_count: Number of samples in the shard.
         format: A key of ``penstock.formats.FORMATS``, with the content of the records if the first record decided it.
-        has_offsets: Whether its ``ShardIndex`` has the positions of samples; formats with a footer have them themselves.
+        has_offsets: Whether its ``ShardIndex`` has the offsets of samples; formats with a footer have them themselves.
     """
 
     key: str
@@ -197,7 +197,7 @@ class ShardIndex:
         offsets: int64[samples_count + 1], ascending, bounds of the extents in bytes; None if only the count is known.
         crc32c: uint32[samples_count], checksum of each extent's bytes; None if they were not read.
 
-    ``keys`` and ``members`` have the key of each sample, and the positions of its fields; both are decoded at first use.
+    ``keys`` and ``members`` have the key of each sample, and the offsets of its fields; both are decoded at first use.
 
     Cost: 12 bytes per sample in memory, and the keys after their first use.
     """

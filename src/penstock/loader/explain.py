@@ -118,20 +118,20 @@ class Explanation:
 def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderArguments]) -> Explanation:
     """Look at the data of a pipeline, and print what a ``Loader`` with these options would do.
 
-    It prints the loader's own plan of one epoch. What the loader would refuse is refused here, with the same error.
+    It prints the loader's own plan of one epoch. It raises the same errors as the loader.
 
     Args:
         pipeline: A pipeline with or without ``.batch()``.
         file: Stream to print to; None is standard output.
-        **options: Options of ``Loader``. Neither `agree` nor `on_epoch` is called. `processes` and `stride` divide what is
-            printed among processes.
+        **options: Options of ``Loader``. Neither `agree` nor `on_epoch` is called. `processes` and `stride` divide the
+            printed numbers among processes.
 
     Returns:
-        What was printed, as a record.
+        The printed plan, as a record.
 
     Raises:
         ConfigError: The plan does not fit its memory budget (it is printed nevertheless), or the loader would raise it.
-        StoreError, DataError: The data cannot be listed, or what the plan depends on cannot be read.
+        StoreError, DataError: The data cannot be listed, or data on which the plan depends cannot be read.
 
     Cost: the listing and one read of an index; without an index, the first samples of each of the rank's lanes, in parts of
         256 KiB. With an index, the small reads that a loader makes before its first sample. For formats with a table of
@@ -345,7 +345,7 @@ def warm_cache(
     expect: Callable[[int | None], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Warmed:
-    """Read every shard and object of `pipeline`, and its indexes, into `cache`. Blocks that are there already are verified.
+    """Read every shard and object of `pipeline`, and its indexes, into `cache`. Blocks in the cache are verified.
 
     Args:
         pipeline: A pipeline, with or without stages; all its sources are read.
@@ -357,7 +357,7 @@ def warm_cache(
     Raises:
         ConfigError: `pipeline` is not a pipeline, or reads nothing from a store.
         ObjectMissingError: No object matches a prefix or pattern.
-        StoreError: The store failed; what was read before is kept.
+        StoreError: The store failed; blocks that were read before are kept.
 
     Cost: a listing, and one request per part that is missing.
     """

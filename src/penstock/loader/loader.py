@@ -31,7 +31,7 @@ class Loader:
     lists of ``str``, ``bytes`` and other objects), ``"__key__"`` and ``"__shard__"`` are lists of ``str``,
     ``"__position__"`` is int64[B]. With several ranks a batch also has ``"__valid__"``, bool[B], unless ``drop_last=True``
     and nothing can leave out a sample (``filter``, ``max_errors=``, ``on_corrupt="skip_*"``, ``join(missing="drop")``):
-    then every rank has equally many batches, all with B rows. The arrays of a batch belong to the caller.
+    then every rank has the same number of batches, all with B rows. The arrays of a batch belong to the caller.
 
     A loader is a context manager. ``close()`` ends its threads, and so does garbage collection.
 
@@ -67,19 +67,19 @@ class Loader:
         prefetch_batches: Number of complete or nearly complete batches that may wait for the training loop. Default: 2, and
             with threads up to 15 as long as they hold less than 4 MiB together.
         index: ``"auto"`` uses an index if there is one that knows all shards, beside them or in `index_dir`; otherwise it
-            streams whole shards and leaves an index for the next job. ``"require"`` refuses to stream, ``"stream"`` ignores
+            streams whole shards and writes an index for the next job. ``"require"`` refuses to stream, ``"stream"`` ignores
             indexes. A log line says which mode is used. A resumed run keeps the mode that it began with.
-        index_dir: Directory that may hold an index, and where one is left. Default: ``$XDG_CACHE_HOME/penstock/index``.
+        index_dir: Directory that may hold an index, and where one is written. Default: ``$XDG_CACHE_HOME/penstock/index``.
         on_epoch: ``fn(epoch, statistics)`` is called when an epoch begins, and may return another pipeline: with shards
-            added or dropped, or other weights. None keeps the current one. It must decide from its arguments, and alike on
-            every rank: a resumed epoch calls it again with the statistics that the state remembers.
+            added or dropped, or other weights. None keeps the current one. It must depend only on its arguments, and return
+            the same on every rank: a resumed epoch calls it again with the statistics that the state remembers.
         fetch: Limits for reading; its ``budget_bytes_max`` bounds the bytes that are read ahead.
         cache: Keeps data on this node's disk once it is read, as in ``penstock.connect``: ``"/nvme/penstock:200GB"``.
         progress: Whether to draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
 
     Raises:
         ConfigError: An argument is out of bounds, a package for a field is missing, or the pipeline has no ``.batch()``. When
-            the loader is iterated: what it would hold does not fit its byte budget.
+            the loader is iterated: its window and batches do not fit its byte budget.
 
     Cost: nothing until it is iterated. Then one listing, one reading thread and the decode threads. It holds the shuffle
         window, ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead: the smaller of a quarter of the
@@ -150,7 +150,7 @@ class Loader:
         return _epochs(self, n)
 
     def restart(self, epoch: int | None = None) -> None:
-        """Begin an epoch again, also after an error ended it. Iterators that were made before are exhausted.
+        """Begin an epoch again, also after an error ended it. Earlier iterators are then exhausted.
 
         Args:
             epoch: Epoch number, from 0; None is the current epoch.
@@ -191,8 +191,8 @@ class Loader:
 
         All ranks must call it with the same arguments. Batches from `from_batch` on that were read ahead are read again. The
         weights also hold in later epochs, until `on_epoch` returns another pipeline, and states remember them. If stages change
-        the number of samples, nobody knows in advance which samples fill a batch. The weights then hold from where `from_batch`
-        would begin without these stages, but not before the 64 samples that each rank may have passed to them.
+        the number of samples, it is not known in advance which samples fill a batch. The weights then hold from where
+        `from_batch` would begin without these stages, but not before the 64 samples that each rank may have passed to them.
 
         Args:
             weights: Weights of the parts of the pipeline's ``mix``, by pipeline or in its order.

@@ -148,10 +148,10 @@ def read_column(pipeline: Pipeline, name: str) -> list[Any]:
 
 @boundary
 def balanced_numbers(labels: Iterable[Hashable], *, weights: Mapping[Any, float] | None = None) -> list[int]:
-    """Return numbers of samples of which every label has as many, or as many as its weight says, for ``Pipeline.pick``.
+    """Return numbers of samples for ``Pipeline.pick``, the same number for every label, or in proportion to weights.
 
-    Every sample of a label with a weight occurs at least once, and those of rare labels as often as it takes: the numbers
-    of times that samples of one label occur differ by at most one.
+    Every sample of a label with a weight occurs at least once, and samples of rare labels as often as necessary: how often
+    the samples of one label occur differs by at most one.
 
     Args:
         labels: The label of each sample, in stored order, e.g. from ``read_column``.

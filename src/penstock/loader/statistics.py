@@ -198,7 +198,7 @@ class Meter:
         return {name: getattr(self, name) for name in _OF_WORKERS}
 
     def add(self, sums: Mapping[str, float], before: Mapping[str, float]) -> None:
-        """Add what a worker counted since `before`."""
+        """Add the counts of a worker since `before`."""
         for name, value in sums.items():
             setattr(self, name, getattr(self, name) + value - before.get(name, 0))
 
@@ -217,7 +217,7 @@ class Meter:
         self.stalls.add(got_s - asked_s)
 
     def skipped(self, url: str, parser: Parser | RangedReader) -> None:
-        """Count and log what the parser of a shard skipped as corrupt; called once for each such shard."""
+        """Count and log the samples that the parser of a shard skipped as corrupt; called once for each such shard."""
         self.skipped_samples += parser.skipped_samples
         self.skipped_bytes += parser.skipped_bytes
         _log.warning(
@@ -405,7 +405,7 @@ class LiveLine:
         self._is_open = False
 
     def begin(self, statistics: LoaderStatistics, *, now_s: float) -> None:
-        """Begin an epoch, or continue one. What happened before is not counted."""
+        """Begin an epoch, or continue one. Earlier events are not counted."""
         self._epoch_began = self._before = now_s, statistics
 
     def summarise(self, statistics: LoaderStatistics, *, epoch: int, batches: int, now_s: float) -> None:
@@ -440,7 +440,7 @@ class LiveLine:
         return now_s - self._drawn_s >= (LINE_S_MIN if self._overwrites else LINE_PLAIN_S_MIN)
 
     def end(self) -> None:
-        """End the line, so that what is printed next begins a new one."""
+        """End the line, so that the next output begins a new one."""
         if self._is_open:
             self._stream.write("\n")
             self._stream.flush()

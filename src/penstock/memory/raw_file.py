@@ -25,14 +25,14 @@ class RawFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the position in bytes."""
+        """Return the current offset in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Set the position, which may be past the end, and return it; see ``io.IOBase.seek``.
+        """Set the current offset, which may be past the end, and return it; see ``io.IOBase.seek``.
 
         Raises:
-            ValueError: `whence` is unknown, or the position would be negative.
+            ValueError: `whence` is unknown, or the offset would be negative.
         """
         if whence == io.SEEK_SET:
             position = offset

@@ -49,7 +49,7 @@ def start_logging(path: Path, *, is_verbose: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A position in a log file.
+    """A place in a log file.
 
     Attributes:
         path: The log file.
@@ -71,7 +71,7 @@ class LogPosition:
         return cls(path, status.st_ino, status.st_size)
 
     def warnings(self, *, count_max: int) -> list[str]:
-        """Return the last warnings and errors that were logged after this position.
+        """Return the last warnings and errors that were logged after this place.
 
         Args:
             count_max: The most messages. If the same request failed in the same way again, only the last one counts.

@@ -93,7 +93,7 @@ class RunningMount:
 
         Returns:
             Messages of one line each, in the order in which they were logged; if the same request failed in the same way
-            again, only the last one. Those of a mount that is closed can still be read.
+            again, only the last message. Messages of a closed mount can still be read.
         """
         return self._log.warnings(count_max=count_max)
 
@@ -186,7 +186,7 @@ def mount(
 
     Raises:
         ConfigError: An argument is not valid, or the system does not permit the mount; the hint says what to do.
-        StoreError: The store refuses to list what is to be mounted, or cannot be reached.
+        StoreError: The store refuses to list the URL, or cannot be reached.
 
     Cost: a process of about 60 MB, and memory within its byte budget.
     """

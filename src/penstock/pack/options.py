@@ -344,8 +344,8 @@ def unsigned_url(url: str) -> str:
 def source_digest(source: object, connection: Mapping[str, Any]) -> str:
     """Return 32 hexadecimal digits that two sources share only if they are the same source.
 
-    For URLs, the digest covers all of them (see ``unsigned_url``), their endpoint, and the options that say what is read
-    below them; it does not cover what they hold, which is in the plan. It covers the stages of a pipeline. For lists and
+    For URLs, the digest covers all of them (see ``unsigned_url``), their endpoint, and the options that select objects
+    below them; it does not cover these objects, which are in the plan. It covers the stages of a pipeline. For lists and
     tuples it covers all items, as far as ``value_digest`` can compare them. For data sets with ``len`` and ``[]`` it covers
     the type, the length and the first sample. For other iterables it covers only the type, because they are replayed and
     compared with what was written.

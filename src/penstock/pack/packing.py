@@ -65,9 +65,9 @@ def pack(
 ) -> Packed:
     """Pack samples into shards, with an index and a manifest beside them.
 
-    After any interruption, the same call continues: finished shards stay, no shard is ever visible in part, and no sample
+    After any interruption, the same call continues: finished shards stay, no shard is ever partly visible, and no sample
     is packed twice. A call after everything is packed does nothing, or raises an error if the source has changed. Until
-    everything is packed, a run follows the plan that was first made of a folder, whatever the folder holds by then; a
+    everything is packed, a run follows the plan that was first made of a folder, even if the folder has changed since; a
     table or manifest must not change in that time.
 
     Args:
@@ -108,8 +108,8 @@ def pack(
         **connection: Connection options of source and destination, as in ``penstock.connect``.
 
     Raises:
-        ConfigError: An argument is invalid; the destination lies inside the source, or is not empty; or what was packed
-            there came from another source, or with other options or another transform (the message says which).
+        ConfigError: An argument is invalid; the destination lies inside the source, or is not empty; or the shards there
+            were packed from another source, or with other options or another transform (the message says which).
         DataError: The source is empty, a name is not a key, two files are one field, a label is missing, a sample is
             larger than a shard, and so on; or the source changed after it was packed.
         StoreError: Something cannot be read or written. The same call continues.

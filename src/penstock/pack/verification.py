@@ -84,7 +84,7 @@ def check_shard(
     key: str | None = None,
     raise_if_stopped: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read and parse a whole shard, and compare the position, key and checksum of every sample with its index.
+    """Read and parse a whole shard, and compare the offset, key and checksum of every sample with its index.
 
     Args:
         store: Store of the shard.
@@ -189,7 +189,7 @@ def verify(
     on_shard: Callable[[str, ShardRow | None, PenstockError | None], None] = lambda *_: None,
     **connection: Unpack[ConnectionOptions],
 ) -> Verified:
-    """Read every shard at `url`, and compare the position, key and checksum of each sample with the index.
+    """Read every shard at `url`, and compare the offset, key and checksum of each sample with the index.
 
     Args:
         url: Shards, as in ``penstock.shards``.
@@ -199,9 +199,9 @@ def verify(
         **connection: Connection options, as in ``penstock.connect``.
 
     Returns:
-        What was verified, and the problems: shards that fail, that are not in the index, that are in the index but do
+        The result, with the problems: shards that fail, that are not in the index, that are in the index but do
         not exist, and shards whose samples could only be counted and measured (``UncheckedError``; an index that an epoch
-        leaves behind has no checksums). Missing shards are not looked for if `url` is a pattern.
+        wrote has no checksums). If `url` is a pattern, missing shards are not reported.
 
     Raises:
         ObjectMissingError: `url` names no shards.

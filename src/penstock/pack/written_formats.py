@@ -35,7 +35,7 @@ class FormatFeatures(NamedTuple):
     """Properties of a format: what it stores of a sample besides the bytes of its fields.
 
     Attributes:
-        keys: Whether it stores the key; otherwise the position of the sample serves as its key.
+        keys: Whether it stores the key; otherwise the offset of the sample serves as its key.
         names: Whether it stores field names, and so any number of fields.
         numbers: Whether it stores numbers as numbers.
         arrays: Whether it stores the shapes of arrays, and float64.

@@ -87,8 +87,8 @@ class Dataset(ABC):
         Raises:
             ClosedError: The data set is closed. While iterating: as ``read_samples``.
 
-        Cost: one request per sample; samples that follow each other in a shard are read by one request. Holds what is
-            read ahead, within the process's byte budget.
+        Cost: one request per sample; samples that follow each other in a shard are read by one request. Holds the
+            read-ahead, within the process's byte budget.
         """
 
     @abstractmethod

@@ -84,7 +84,7 @@ def objects(
     Args:
         urls: As for ``shards``; with `read`, a list of the keys to call it with.
         group_by: ``"stem"``: objects whose names are equal up to the first dot are one sample (``7.jpg`` and
-            ``7.json``); None: each object is a sample. The name of a member is what follows the first dot.
+            ``7.json``); None: each object is a sample. The name of a member is the text after the first dot.
         read: A source of your own: ``fn(key)`` returns the bytes of the sample, or a dict of the bytes of its members.
         manifest: URL of a list of objects, instead of `urls`: then no store is listed.
         **connection: As for ``shards``.

@@ -45,7 +45,7 @@ OBJECT = Spec("object", ())
 
 @dataclass(frozen=True, slots=True)
 class Field(ABC):
-    """A member of every sample, by name: ``"jpg"`` is what follows the first dot in ``0001.jpg``.
+    """A member of every sample, by name: ``"jpg"`` is the text after the first dot in ``0001.jpg``.
 
     A field of your own is a frozen dataclass that derives from this class and has ``decode``. If all its values have one
     dtype and shape, override `specs`, and ``decode_into`` to write into the memory of the batch without a copy.
@@ -165,7 +165,7 @@ class Field(ABC):
         self.decode_into(members[0], outs[0], rng)
 
     def decode_column(self, values: list[bytes] | NDArray[Any]) -> list[Any] | NDArray[Any] | None:
-        """Return what ``decode`` makes of many members of tables at once; None if they have to be decoded one by one.
+        """Return the results of ``decode`` for many members of tables; None if they have to be decoded one by one.
 
         It is called only if the class itself defines it, not if it inherits it.
 
@@ -254,7 +254,7 @@ class Text(Field):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stored(Field):
-    """Text, or a number as the format stores it. A batch holds a list. It is what ``Category`` and ``read_column`` go by."""
+    """Text, or a number as the format stores it. A batch holds a list. ``Category`` and ``read_column`` use it."""
 
     SPEC: ClassVar[Spec | None] = OBJECT
     TAKES_NUMBERS: ClassVar[bool] = True
@@ -311,7 +311,7 @@ class Category(Field):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Json(Field):
-    """A JSON document. A batch holds a list of what the documents contain."""
+    """A JSON document. A batch holds a list of the documents' values."""
 
     def decode(self, data: memoryview) -> Any:
         """Return a dict, list, str, int, float, bool or None."""

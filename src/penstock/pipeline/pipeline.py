@@ -90,9 +90,9 @@ class Pipeline:
 
         Args:
             fn: Takes a dict of values, with ``__key__``, ``__shard__`` and ``__position__``, and returns a dict. Its first
-                result fixes names, dtypes and shapes. `rng` is a ``numpy.random.Generator`` that depends on (seed,
-                epoch, position) alone and is valid during the call; it is passed only if the function takes it.
-            fields: Declares what `fn` returns, so that the first sample need not show it. By name, a dtype, a pair of
+                result fixes names, dtypes and shapes. `rng` is a ``numpy.random.Generator`` that depends only on (seed,
+                epoch, position) and is valid during the call; it is passed only if the function takes it.
+            fields: Declares the results of `fn`, so that the first sample need not show them. By name, a dtype, a pair of
                 dtype and shape, or ``str``, ``bytes`` or ``object``:
                 ``{"jpg": ("uint8", (224, 224, 3)), "cls": "int64"}``.
             max_errors: Number of samples per epoch and rank that may be dropped because `fn` fails; they are counted.
@@ -219,8 +219,8 @@ class Pipeline:
     ) -> Pipeline:
         """Concatenate the tokens of the samples, in their order, and cut them into blocks of `length` tokens.
 
-        Blocks take the place of samples in ``batch``: ``{"tokens": int64[B, length]}``. Their ``__key__`` is that of the
-        document in which they begin. A state lies between two blocks, in the middle of a document if need be; as after
+        Blocks replace samples in ``batch``: ``{"tokens": int64[B, length]}``. Their ``__key__`` is that of the
+        document in which they begin. A state lies between two blocks, perhaps in the middle of a document; as after
         ``flat_map``, each rank resumes its own state at the same world size, and on several ranks ``Loader(agree=)`` is needed.
 
         Args:

@@ -53,7 +53,7 @@ class Store(ABC):
 
     @abstractmethod
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """Start `operation` and tell `sink` how it ends; never blocks. ``penstock.types`` has operations and sinks."""
+        """Start `operation`, and notify `sink` of its end; never blocks. ``penstock.types`` has operations and sinks."""
 
     @abstractmethod
     def describe(self, key: Key) -> str:
@@ -120,8 +120,8 @@ class Store(ABC):
             ordered: True delivers in the order of `requests`, False as the answers arrive.
 
         Returns:
-            An iterator of ``Blob``. A delivered blob is the caller's memory; what is in flight or waits is charged to the
-            budget. The first error ends the iterator and cancels the rest, and so does dropping it.
+            An iterator of ``Blob``. A delivered blob is the caller's memory; requests in flight and waiting blobs are charged
+            to the budget. The first error ends the iterator and cancels the rest, and so does dropping it.
 
         Cost: One request per object of up to about two parts; at most ``requests_max`` in flight, within the budget.
         """
@@ -321,7 +321,7 @@ _DOT_SEGMENT = re.compile(r"(^|/)\.\.?(/|$)")
 
 
 def check_key(key: Key) -> None:
-    """Refuse what no store accepts as a key.
+    """Refuse keys that no store accepts.
 
     Raises:
         ConfigError: The key is not a str, is empty, cannot be encoded as UTF-8, or is longer than 1 024 bytes.

@@ -102,7 +102,7 @@ def open_file(store: Readable, key: Key, mode: str = "rb") -> io.IOBase:
 class ObjectReader(io.BufferedReader):
     """One version of an object as a seekable, readable binary file; ``Store.open`` returns it.
 
-    Threads may share it: each call is atomic, and they share the position. It pickles as store, key, version and position,
+    Threads may share it: each call is atomic, and they share the offset. It pickles as store, key, version and offset,
     and opens again when it is unpickled. Reading it in a forked child raises ``ClosedError``.
 
     Args:
@@ -113,8 +113,8 @@ class ObjectReader(io.BufferedReader):
     Raises:
         ObjectMissingError: The object does not exist.
         ObjectChangedError: `etag` is not the current version, or, while reading, the object was replaced since.
-        ChecksumError: While reading: all bytes have arrived in order, and are not those that the store keeps a checksum of.
-            What was read before may be damaged, and so may all that is read later, which raises this error again.
+        ChecksumError: While reading: all bytes have arrived in order, and do not match the checksum that the store keeps.
+            Bytes that were read before may be damaged; every later read raises this error again.
 
     Cost: One GET to open. Sequential reading holds read-ahead within the process's budget, and costs a HEAD for the checksum;
     jumps hold at most 320 KiB. If the store sends no ranges of the object, it costs a second GET and holds the object, which
@@ -290,7 +290,7 @@ class _RawObject(RawFile):
         return 0
 
     def _fetch(self, target: memoryview) -> int:
-        """Fetch from the position on: into what is held (returns 0), or directly into `target` (returns its length)."""
+        """Fetch from the current offset on: into the held bytes (returns 0), or directly into `target` (returns its length)."""
         start, gap = self._position, self._position - self._held_end
         gap_bytes_max = BUFFER_BYTES if self._held_end == self._check.end else 0
         if self._stream is not None:
@@ -471,7 +471,7 @@ def _spans(start: int, end: int, first: int) -> Iterator[ByteRange]:
 
 
 class ObjectText(io.TextIOWrapper):
-    """A text file around a reader or a ``Writer``: an exception inside ``with`` discards what was written."""
+    """A text file around a reader or a ``Writer``: an exception inside ``with`` discards the written text."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

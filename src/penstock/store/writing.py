@@ -51,7 +51,7 @@ COPY_REQUESTS_MAX = 16
 
 
 class Abortable(Protocol):
-    """Something that is written, and visible once it is closed."""
+    """An output that becomes visible when it is closed."""
 
     def close(self) -> None:
         """Make the written bytes visible."""

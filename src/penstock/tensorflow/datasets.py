@@ -69,7 +69,7 @@ def dataset(
         ConfigError: A column cannot become a tensor, there is no batch to take the signature from, or options are given with
             a ``Loader``.
 
-    Cost: that of a ``Loader``. Without `signature`, reading begins at once, and what was read begins the first epoch.
+    Cost: that of a ``Loader``. Without `signature`, reading begins immediately, and the first batch begins the first epoch.
     """
     if isinstance(source, Loader):
         if options:
@@ -228,7 +228,7 @@ class LoaderCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Te
         loader: The loader of this process. It must know its length, so shards need an index.
 
     Raises:
-        TypeError: `loader` does not know its length, so that nobody knows when an epoch that is resumed is over.
+        TypeError: `loader` does not know its length, so the end of a resumed epoch is unknown.
         ConfigError: When training begins: ``fit`` does not read whole epochs of ``dataset()``, or does not begin with the epoch
             of the state, or the state is from other data or another batch size.
 
@@ -255,7 +255,7 @@ class LoaderCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Te
         return dataset_of(self._epochs, signature=signature, batches_count=self._batches_per_epoch)
 
     def load_weights(self, model: Any, filepath: str) -> None:
-        """Load what ``ModelCheckpoint`` saved, ``.keras`` or ``.weights.h5``; ``fit`` then resumes from there.
+        """Load a file of ``ModelCheckpoint``, ``.keras`` or ``.weights.h5``; ``fit`` then resumes from there.
 
         Args:
             model: A model that is built and compiled.

@@ -70,8 +70,8 @@ class Tensors:
     It has the length and the state of the iterable, so that a trainer that saves and restores its dataloaders, such as
     Lightning, also saves and restores this one.
 
-    A trainer that knows the length does not ask for another batch after the last one, so the loader's epoch does not end, and
-    nothing is left of it. The trainer's next iteration is then the next epoch, and so is the first one after
+    A trainer that knows the length does not ask for another batch after the last one, so the loader's epoch does not end,
+    although no batch is left. The trainer's next iteration is then the next epoch, and so is the first iteration after
     ``load_state_dict()`` with a state from the end of an epoch. When Lightning validates, tests or predicts, each iteration is
     epoch 0 from its beginning.
 

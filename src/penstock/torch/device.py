@@ -177,7 +177,7 @@ class Normalize(torch.nn.Module):
     """Converts images from ``uint8[B, H, W, C]``, as loaders return them, to ``float[B, C, H, W]``, as models take them.
 
     It computes ``(x / 255 - mean) / std`` on the device, in two passes over the batch. So only a quarter of the bytes cross the
-    bus, and the CPU does none of the work. In memory the result has the channels of a pixel side by side
+    bus, and the CPU does none of the work. In memory the result has the channels of a pixel next to each other
     (``torch.channels_last``), which suits convolutions, and nothing is transposed.
 
     Args:

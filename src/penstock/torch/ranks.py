@@ -33,7 +33,7 @@ def agree(n: int) -> int:
 
 
 def share(make: Callable[[], bytes]) -> bytes:
-    """Return what ``make()`` returns on rank 0. With ``Loader(share=ps.torch.share)``, one rank lists the data set for all.
+    """Return the result of ``make()`` on rank 0. With ``Loader(share=ps.torch.share)``, one rank lists the data set for all.
 
     Every rank of the default process group must call it. Without a group it calls ``make()``.
 

@@ -25,7 +25,7 @@ _TORCH_ARCHIVE = "inline_container"
 class CheckpointWriter(Writer):
     """A ``Writer`` that warns if it is dropped without being closed, so that a checkpoint that was not stored is noticed.
 
-    ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
+    ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` without ``with`` stores nothing.
     """
 
     _requests_min = 8

@@ -39,7 +39,7 @@ CHECK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a program ended.
+    """The result of a run.
 
     Attributes:
         exit_code: Exit code of the program; 128 plus the number of the signal that ended it.
@@ -99,7 +99,7 @@ def run(
         hosts: Names of all hosts; empty takes them from the launcher: SLURM, torchrun or Open MPI.
         current_host: Name of this host; goes together with `hosts`.
         base: Base directory; None takes ``SAGEMAKER_BASE_DIR``, or makes a private one that is removed at the end.
-        downloads: Directory that keeps what File mode downloads for later runs; None keeps nothing.
+        downloads: Directory that keeps downloads of File mode for later runs; None keeps nothing.
         model_url: URL of the model: a prefix, or one archive if it ends with ``.tar.gz``.
         output_url: URL of the output, in the same form.
         checkpoint_url: Prefix to which checkpoints go while the program runs, and from which they come at the start.
@@ -108,7 +108,7 @@ def run(
         **connection: Options of ``penstock.connect`` for all stores.
 
     Returns:
-        How the program ended. A program that fails raises nothing here.
+        The result of the run. A program that fails raises nothing here.
 
     Raises:
         ConfigError: An argument is not valid, or the program cannot be started.

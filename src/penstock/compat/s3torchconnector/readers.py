@@ -49,11 +49,11 @@ class S3Reader(io.BufferedIOBase):
 
     @abstractmethod
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position and return it; a position past the end is the end."""
+        """Move to an offset and return it; an offset past the end is the end."""
 
     @abstractmethod
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
 
     @abstractmethod
     def readinto(self, buffer: WriteableBuffer, /) -> int:
@@ -73,7 +73,7 @@ class S3Reader(io.BufferedIOBase):
 
 
 class _OpenedLater(S3Reader):
-    """A reader over a file that is opened at the first use; until then it has only a position.
+    """A reader over a file that is opened at the first use; until then it has only an offset.
 
     Args:
         source: The object.
@@ -104,15 +104,15 @@ class _OpenedLater(S3Reader):
         return self._source.location.key
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
         return self._position if self._file is None else self._file.tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position and return it; a position past the end is the end.
+        """Move to an offset and return it; an offset past the end is the end.
 
         Raises:
             TypeError: An argument is not an integer.
-            ValueError: The position is negative, `whence` is unknown, or the reader is closed.
+            ValueError: The offset is negative, `whence` is unknown, or the reader is closed.
             StoreError: The size is needed, and the object cannot be read.
 
         Cost: one request if the size is needed and unknown.
@@ -182,7 +182,7 @@ class _OpenedLater(S3Reader):
         super().close()
 
     def _opened(self, size: int | None) -> io.BufferedIOBase:
-        """Return the file at the reader's position, and open it if this is the first use.
+        """Return the file at the reader's offset, and open it if this is the first use.
 
         Args:
             size: Bytes that will be read; None or a negative number for all.

@@ -146,7 +146,7 @@ class ResultReader:
         self._ahead: tuple[int, asyncio.Future[memoryview | None]] | None = None
 
     async def next_piece(self) -> memoryview | None:
-        """Return the bytes at the reader's position, as many as are there; None at the end of the range or the result.
+        """Return the bytes at the reader's offset, as many as there are; None at the end of the range or the result.
 
         Raises:
             S3Error: They cannot be produced.

@@ -47,7 +47,7 @@ STOPPED = (AbandonedError, asyncio.CancelledError)
 
 
 class Cursor:
-    """The position of one reader in a run.
+    """The offset of one reader in a run.
 
     Attributes:
         position: Next byte that the reader needs.

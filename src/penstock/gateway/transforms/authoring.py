@@ -71,20 +71,20 @@ class SourceReader(Protocol):
         """Whether ``seek`` and ``read_range`` work."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move the position, as in files, and return it."""
+        """Move the current offset, as in files, and return it."""
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Iterate over the bytes from the position to the end, in pieces that are read ahead: uint8[n], read-only.
+        """Iterate over the bytes from the current offset to the end, in pieces that are read ahead: uint8[n], read-only.
 
         A piece may be yielded as output without copying it, and is valid as long as something refers to it. Its memory
         counts towards what may be read ahead, so a transform that keeps many pieces should copy them.
         """
 
     def read_range(self, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end`, cut at the end of the source; the position stays where it is."""
+        """Return the bytes from `start` to `end`, cut at the end of the source; the current offset does not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

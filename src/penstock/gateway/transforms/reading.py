@@ -128,11 +128,11 @@ class VersionReader(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """Whether it has a position that can be moved: always."""
+        """Whether its offset can be moved: always."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the position; see ``SourceReader``."""
+        """Move the current offset; see ``SourceReader``."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self.size_bytes}.get(whence)
         if base is None or base + offset < 0:
             raise ValueError(f"seek({offset}, {whence}) of {self.key} leads nowhere")
@@ -142,7 +142,7 @@ class VersionReader(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the current offset."""
         return self._position if self._file is None else self._file.tell()
 
     def __iter__(self) -> Iterator[memoryview]:  # type: ignore[override]

@@ -51,7 +51,7 @@ _libc = ctypes.CDLL(None)  # whose calls release the GIL
 class Prefaulting:
     """Touches the pages of memory in order, while its ``with`` block runs.
 
-    Only time depends on it: pages that it does not reach, or that the kernel refuses it, are touched by who writes to them.
+    It only saves time: pages that it does not reach, or that the kernel refuses to touch, are touched by the first write.
 
     Args:
         views: The memory, each uint8[any length], writable.

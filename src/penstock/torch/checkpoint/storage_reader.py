@@ -133,7 +133,7 @@ class StorageReader(PlacedStorage, TorchStorageReader):
         return data
 
     def is_replaced(self) -> bool:
-        """Whether the checkpoint is not the one any more whose metadata was read last. Cost: one request."""
+        """Whether the checkpoint was replaced since its metadata was read. Cost: one request."""
         return is_replaced(self._store(), self._directory, self._metadata_crc)
 
     def _explained(self, error: DataError | StoreError) -> DataError | StoreError:

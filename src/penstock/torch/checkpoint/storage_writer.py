@@ -64,8 +64,8 @@ class StorageWriter(PlacedStorage, TorchStorageWriter):
 
     The files have the format of PyTorch's ``FileSystemWriter``, so that its reader, and others, can load them. The whole
     checkpoint becomes visible when ``.metadata`` is written at the end. A save that fails or is killed leaves an earlier
-    checkpoint at the URL as it was; what it wrote is removed by the next save into the same directory or, if the directory's
-    name is that of a step (``step-0000001000``), below the same parent. Every rank creates its own writer.
+    checkpoint at the URL as it was. The next save into the same directory removes its files; if the directory's name is that
+    of a step (``step-0000001000``), so does the next save below the same parent. Every rank creates its own writer.
 
     Args:
         url: URL of the checkpoint's directory, with any scheme that ``penstock.connect`` supports.

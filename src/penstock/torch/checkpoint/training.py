@@ -113,7 +113,7 @@ atexit.register(_report_at_exit)
 
 
 class SnapshotMemory:
-    """Memory for one snapshot, which every save uses again; pinned for what comes from a GPU.
+    """Memory for one snapshot, which every save uses again; pinned for tensors from a GPU.
 
     Args:
         bytes_max: The most bytes that a snapshot may take on this rank; None means no limit.
@@ -130,7 +130,7 @@ class SnapshotMemory:
 
     @torch.no_grad()
     def take(self, items: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy what this rank holds of `items`, and return the copies by name. The snapshot before is overwritten.
+        """Copy this rank's part of `items`, and return the copies by name. The previous snapshot is overwritten.
 
         Raises:
             ConfigError: They take more bytes than the limit; nothing is copied.
@@ -177,13 +177,13 @@ class Checkpoint:
     plain, or wrapped by DDP, ``fully_shard`` (FSDP2), tensor parallelism or ``torch.compile``; they can be restored with other
     wrappers and on another number of ranks.
 
-    Every rank of ``torch.distributed`` creates one and calls its methods in the same order; a call on rank 0 alone would wait
-    for the other ranks. It is a context manager.
+    Every rank of ``torch.distributed`` creates one and calls its methods in the same order; a call on only one rank would
+    wait for the others. It is a context manager.
 
     Args:
         model: The model.
         optimizer: Optimizer of the model, made after the model was sharded or moved; None saves none.
-        loader: The ``Loader``, or whatever hands out the batches (``ps.torch.Prefetch``, a ``StatefulDataLoader``). The
+        loader: The ``Loader``, or another object that hands out batches (``ps.torch.Prefetch``, a ``StatefulDataLoader``). The
             saved state counts only the batches that the training loop received, not those that were read ahead.
         scheduler: A learning rate scheduler, or any object with ``state_dict()`` whose state is the same on all ranks.
         rng: Whether to save the random generators of each rank: Python's, NumPy's, and PyTorch's on the CPU and on the
@@ -253,7 +253,7 @@ class Checkpoint:
             url: URL of the checkpoints of this run: ``s3://bucket/run/``.
             step: Number of steps that have been trained; the checkpoint with the largest one is the newest.
             wait: Whether to wait until the checkpoint is on the store. False returns when the state has been copied to
-                memory, and uploads the copy while training continues; if another save is running, it waits for that one first.
+                memory, and uploads the copy while training continues; if another save is running, it waits for that first.
             keep_last: Number of the newest whole checkpoints to keep when this one is complete; None removes none.
             keep_every: Steps that are multiples of this number are kept, too; needs `keep_last`.
 
