@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Cached(Wrapper):
-    """A store that keeps what is read from another store on disk.
+    """A store that keeps objects of another store on disk.
 
     Args:
         inner: The other store.
@@ -58,7 +58,7 @@ class Cached(Wrapper):
             self._recorder = Recorder(self.config.record_path, self.context.directory.failures)
             weakref.finalize(self, self._recorder.flush)  # also at exit
         self._closed = False
-        self.lands_in_files = False  # what is read is put into the cache, too
+        self.lands_in_files = False  # bodies are put into the cache, too
         self._is_tidy = False
         self._lock = threading.Lock()
         forks.register(self)
@@ -143,7 +143,7 @@ class Cached(Wrapper):
         return view if self.context.directory.read_blocks_nowait(identity, blocks) else None
 
     def note_written(self, keys: Iterable[Key]) -> None:
-        """Forget what is known about objects that were written without this store, before and after such a write.
+        """Forget the metadata of objects that were written without this store, before and after such a write.
 
         Cost: with a TTL, two removals of small files for each key.
         """
@@ -166,7 +166,7 @@ class Cached(Wrapper):
         )
 
     def close(self) -> None:
-        """Finish what was submitted, end the threads, and close the store inside; idempotent."""
+        """Finish submitted operations, end the threads, and close the store inside; idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -310,7 +310,7 @@ class CachedRead:
         """Copy a block that another read of this process has fetched; `data` is uint8[n], from the block's start."""
         block = self._block_read(index)
         part = data[block.start : block.start + len(block.view)]
-        if len(part) != len(block.view):  # the store tells two sizes of what it calls one version
+        if len(part) != len(block.view):  # the store states two sizes for one version
             self.fail(
                 ObjectChangedError(f"block {index} of the object has {len(data)} bytes, fewer than its size says")
             )
@@ -568,7 +568,7 @@ class UnpinnedGet(InnerRequest):
         return self._read.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
-        """Continue on a thread that may write to the disk, after notifying a reader that leaves the body alone."""
+        """Continue on a thread that may write to the disk, after notifying a reader that does not change the body."""
         read = self._read
         read.untrack(self)
         if completion.error is None and getattr(read.sink, "leaves_body_alone", False) and self._keep_later(completion):

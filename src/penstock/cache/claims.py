@@ -31,7 +31,7 @@ _CHECK_S_MAX = 0.05
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What this process is fetching.
+    """The blocks that this process is fetching.
 
     Attributes:
         token: Name of the blocks that the claim covers.
@@ -91,7 +91,7 @@ class Claims:
         """Claim blocks that are to be fetched.
 
         Args:
-            digest: Digest of the identity of what is fetched.
+            digest: Digest of the identity of the object.
             indices: Numbers of the blocks in ascending order, or only ``WHOLE_GET``.
             waiter: The read that wants them.
             respects_leases: Whether to respect the leases of other processes.
@@ -192,7 +192,7 @@ class Claims:
         It has released the others by then, since it releases the last of several neighbours last.
 
         Args:
-            digest: Digest of the identity of what the other process fetches.
+            digest: Digest of the identity of the object that the other process fetches.
             indices: Numbers of the blocks in ascending order, or only ``WHOLE_GET``.
             waiter: The read that wants them.
         """

@@ -35,7 +35,7 @@ class CpuSlots:
         for _ in os.sched_getaffinity(0):
             self._free.put(None)
         self._can_tell = True
-        self._is_memory = False  # known once the kernel could not tell what the page cache has
+        self._is_memory = False  # known once the kernel could not tell which pages are cached
 
     def __enter__(self) -> None:
         self._free.get()

@@ -276,7 +276,7 @@ class CacheDirectory:
         """Fill a block's view; None if that would wait for the disk and `waits` is false."""
         name = block.name
         seen_s, seen_bytes = self._seen.get(name.file, _UNSEEN)
-        is_verified = seen_bytes == block.size_bytes  # a store may tell two sizes of what it calls one version
+        is_verified = seen_bytes == block.size_bytes  # a store may state two sizes for one version
         read = self._read_again if is_verified else self._read_first
         try:
             if not read(fd, identity, block, self._slots.read_waiting if waits else self._slots.read_cached):
@@ -568,7 +568,7 @@ class CacheDirectory:
     # ── scanning ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def scan(self, folder: int) -> list[tuple[float, int, EntryName]]:
-        """Return the entries of one folder, and set the folder's number in the accounting to what they take.
+        """Return the entries of one folder, and set the folder's number in the accounting to their size.
 
         Args:
             folder: Number of the folder, from 0.
@@ -611,7 +611,7 @@ class CacheDirectory:
         return removed_count
 
     def free_bytes(self, free_ratio_min: float) -> int:
-        """Return the bytes that may still be written beside what is being written already.
+        """Return the bytes that may be written in addition to those being written.
 
         Args:
             free_ratio_min: Part of the file system that must remain free.

@@ -118,7 +118,7 @@ class Identities:
         return _version_identity(self._scope, self.stored_key(key), etag, self._block_bytes)
 
     def of_key(self, key: Key) -> bytes:
-        """Return the identity of what is known about a key, whatever its version."""
+        """Return the identity of a key's metadata, whatever its version."""
         return identity_of(*self._scope, self.stored_key(key))
 
     def of_page(self, operation: ListPage) -> bytes:
@@ -264,5 +264,5 @@ def check_data(header: EntryHeader, data: Buffer) -> None:
 
 
 def allotted_bytes(file_bytes: int) -> int:
-    """Return what a file of this size takes on the disk in whole pages; this is what the accounting counts."""
+    """Return the disk space of a file of this size in whole pages; the accounting counts it."""
     return -(-file_bytes // DISK_PAGE_BYTES) * DISK_PAGE_BYTES

@@ -90,7 +90,7 @@ class Metadata:
     # ── objects ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, key: Key) -> KnownObject | None:
-        """Return what this process knows about a key, whatever its age."""
+        """Return the metadata of a key in this process, whatever its age."""
         return self._known.get(key)
 
     def put(self, key: Key, info: ObjectInfo | None, sent_s: float) -> None:
@@ -130,7 +130,7 @@ class Metadata:
 
         Blocks of that version may be on the disk, but whether it is still current must be checked before they are used.
 
-        Cost: nothing for what this process knows; otherwise an attempt to open one file, or with a TTL two.
+        Cost: nothing for keys that this process knows; otherwise an attempt to open one file, or with a TTL two.
         """
         known = self._known.get(key)
         if known is not None and self._is_fresh(known, submitted_s):
@@ -155,7 +155,7 @@ class Metadata:
         return known.info if time.monotonic() - known.sent_s < self.ttl_s else None
 
     def _on_disk(self, kind: int, key: Key) -> KnownObject | None:
-        """Return what the disk has about a key; None if its entry is from the future, as the clock was set back."""
+        """Return the metadata of a key on disk; None if its entry is from the future, as the clock was set back."""
         identity = self._identities.of_key(key)
         found = self._directory.read_entry(entry_name(kind, identity), identity)
         if found is None or found[0].kind != kind:
@@ -200,7 +200,7 @@ class Metadata:
         return [_new_entry(kind, identity, data, sent_s)]
 
     def written(self, key: Key) -> None:
-        """Invalidate what is known about a key that was written or deleted through this cache, for the whole node."""
+        """Invalidate the metadata of a key that was written or deleted through this cache, for the whole node."""
         # Without an ETag: the store must be asked for the new version.
         self.put(key, ObjectInfo(key, 0), time.monotonic())
         if self.ttl_s == 0:

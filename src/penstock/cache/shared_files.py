@@ -258,7 +258,7 @@ class Usage(SharedFile):
         return self._change(change)
 
     def set(self, folder: int, size_bytes: int) -> None:
-        """Set the number of a folder to what a scan found."""
+        """Set the number of a folder to the result of a scan."""
 
         def change(numbers: array[int]) -> bool:
             numbers[folder] = size_bytes

@@ -117,6 +117,6 @@ class StoreQueue:
             late.ended()
 
     def _give_up(self, _: Exception) -> None:
-        """End what waits without storing it, because the store was closed."""
+        """End waiting bodies without storing them, because the store was closed."""
         while batch := self._take():
             self._end(batch)

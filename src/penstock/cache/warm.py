@@ -53,7 +53,7 @@ def warm(
 
     Raises:
         ConfigError: The store has no cache.
-        StoreError: The store failed; what was read before remains in the cache.
+        StoreError: The store failed; blocks that were read before remain in the cache.
 
     Cost: the same requests as reading: one for each part that is missing.
     """

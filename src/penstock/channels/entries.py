@@ -366,7 +366,7 @@ class _SeveralStores:
         number = self._numbers[root]
         if url == f"{root}/{key}" and root.startswith(
             "s3://"
-        ):  # the key of other URLs may not be what follows the root
+        ):  # the key of other URLs may differ from the text after the root
             self._latest, self._latest_number = f"{root}/", number
         return f"{number}/{key}"
 
@@ -455,7 +455,7 @@ class EpochEntries:
 
     Args:
         first: The entries of the first epoch.
-        readers_count: Number of readers; what none of them reads any more is dropped.
+        readers_count: Number of readers; entries that none of them reads any more are dropped.
 
     Attributes:
         latest: The entries of the latest epoch that has begun, which are those of the next one unless something changes.

@@ -203,7 +203,7 @@ HYPERPARAMETERS_MAX = 100
 
 
 def input_data_config(channels: Iterable[InputChannel]) -> dict[str, dict[str, str]]:
-    """Return the contents of ``inputdataconfig.json``: for each channel, and each pipe of one, what the program may know."""
+    """Return the contents of ``inputdataconfig.json``: for each channel, and each pipe of one, the facts for the program."""
     found: dict[str, dict[str, str]] = {}
     for channel in channels:
         row = {} if channel.content_type is None else {"ContentType": channel.content_type}
@@ -393,7 +393,7 @@ def _toolkit_values(environment: Environment) -> dict[str, Any]:
 
 
 def _sdk(environment: Environment) -> dict[str, str]:
-    """Return what the SDK's container driver of version 3 adds."""
+    """Return the variables that the SDK's container driver of version 3 adds."""
     layout, hosts = environment.layout, environment.hosts
     found = {
         "SM_MASTER_ADDR": hosts.master,

@@ -83,7 +83,7 @@ def open_fastfile_channel(
 ) -> FastFileChannel | FileChannel:
     """Mount a channel, or link a directory of this machine.
 
-    Names are listed when the program asks for them, and once: what the program sees does not change while it runs. Files
+    Names are listed when the program asks for them, and once: the names do not change while the program runs. Files
     that an earlier run in File mode has left at `path` are hidden meanwhile, and stay.
 
     Args:

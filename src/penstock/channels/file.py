@@ -190,7 +190,7 @@ def linked_directory(channel: InputChannel, order: EpochOrder) -> Path | None:
 
 
 def _items(source: Store, files: LocalStore, objects: Iterable[ChannelObject]) -> list[TransferItem]:
-    """Return what is downloaded to where. Objects of unknown size or version are asked for, several at a time.
+    """Return the objects to download, and their files. Objects of unknown size or version are asked for, several at a time.
 
     Raises:
         ConfigError: A name is not a safe path.
@@ -239,7 +239,7 @@ def _is_inflated(path: Path, info: ObjectInfo) -> bool:
 
 
 def _folder_of(channel: InputChannel) -> str:
-    """Return the name of the folder that keeps what this URL holds, also for channels of other names."""
+    """Return the name of the folder that keeps the objects of this URL, also for channels of other names."""
     what = f"{channel.url}\x00{channel.data_type}\x00{channel.compression}"
     return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
 
@@ -357,7 +357,7 @@ def _read(record: Path) -> set[str]:
 
 
 def _below(folder: str, base: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    """Iterate over what lies below a directory, by its name, each directory before its contents; no link is followed."""
+    """Iterate over the entries below a directory, by its name, each directory before its contents; no link is followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             yield entry, base + entry.name

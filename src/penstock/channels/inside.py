@@ -43,7 +43,7 @@ def read_file(path: Path, *, bytes_max: int | None = None) -> bytes | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file in the place of what lies there: another file, a link, or a FIFO.
+    """Write a file, which replaces any other file, link or FIFO of this name.
 
     Raises:
         ConfigError: A directory lies there, or the directory above cannot be written.

@@ -33,7 +33,7 @@ class RunningChannel(Protocol):
         """
 
     def warnings(self) -> list[str]:
-        """Return what the program could not hear from the channel: the objects and causes of reads that failed."""
+        """Return the objects and causes of failed reads, which the program cannot see."""
 
     def close(self) -> None:
         """End it. Nothing of it stays mounted, running or half-written; idempotent."""

@@ -48,7 +48,7 @@ class Fifo:
     """A FIFO that one thread writes. ``cancel`` may be called from any thread.
 
     Args:
-        path: Path of the FIFO. What lay there is removed if it is a FIFO, too.
+        path: Path of the FIFO. An old FIFO of this name is removed.
         wake_fd: An eventfd that becomes readable when ``cancel`` is called for good.
     """
 
@@ -113,7 +113,7 @@ class Fifo:
                 raise CancelledFifoError
 
     def remove(self) -> None:
-        """Remove the FIFO from its directory; the reader keeps what it has open."""
+        """Remove the FIFO from its directory; the reader keeps its open files."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
 class Content:
-    """Turns the pieces of an object, or a text, into what the pipes of a channel carry.
+    """Turns the pieces of an object, or a text, into the bytes that the pipes of a channel carry.
 
     Objects come back to back, each inflated if the channel says that they are gzip. With RecordIO, each is one record.
 
@@ -268,7 +268,7 @@ class Content:
         yield from _record(pieces, size_bytes, url)
 
     def wrap_text(self, text: bytes) -> Iterator[Buffer]:
-        """Yield what the pipe carries for the value of an attribute, which no object holds and which is not compressed."""
+        """Yield the bytes that the pipe carries for the value of an attribute, which has no object and no compression."""
         yield from _record([text], len(text), "an attribute") if self._is_record else (text,)
 
 
@@ -385,7 +385,7 @@ class Pipe:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Have the thread end, whatever it waits for; idempotent."""
+        """Have the thread end, even if it waits; idempotent."""
         with self._lock:
             if self._is_cancelled:
                 return

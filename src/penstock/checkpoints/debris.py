@@ -190,10 +190,10 @@ def find_debris(store: Store) -> list[SaveMarker]:
 
 
 def remove_debris(store: Store, found: list[SaveMarker]) -> list[SaveMarker]:
-    """Remove what the saves `found` left below a run's URL, and return them.
+    """Remove the files of the saves `found` below a run's URL, and return the saves.
 
     Raises:
-        StoreError: The store failed; what is left will be found again.
+        StoreError: The store failed; remaining files will be found again.
 
     Cost: for each save a listing of its directory and a request per 1 000 files.
     """
@@ -203,7 +203,7 @@ def remove_debris(store: Store, found: list[SaveMarker]) -> list[SaveMarker]:
 
 
 def remove_save(store: Store, directory: str, save_id: str) -> None:
-    """Remove what a save left, its marker last; if it was committed after all, remove only the marker.
+    """Remove the files of a save, its marker last; if it was committed after all, remove only the marker.
 
     Args:
         store: Store of the run.
@@ -227,7 +227,7 @@ def remove_replaced(store: Store, directory: str, manifest: CheckpointManifest) 
     """Remove the files of the checkpoints that were committed in a directory before this one.
 
     Files of saves that are running stay, and so do files that no save with a manifest wrote. If another save has committed in
-    the directory meanwhile, nothing is removed: that save removes what it replaces.
+    the directory meanwhile, nothing is removed: that save removes the files that it replaces.
 
     Args:
         store: Store of the run.

@@ -223,7 +223,7 @@ def committed_manifest(store: Store, prefix: str, present: Mapping[str, ObjectIn
 
 
 def inspect(store: Store, prefix: str = "") -> CheckpointInfo:
-    """Tell what a directory holds. A checkpoint that is being replaced is the earlier or the new one, and never damaged.
+    """Return the state of a directory. A checkpoint that is being replaced is the earlier or the new one, and never damaged.
 
     Cost: one request per 1 000 files, and one for the manifest; if a file is missing or does not fit, another listing.
     """
@@ -242,7 +242,7 @@ def _contents(store: Store, prefix: str) -> dict[str, ObjectInfo]:
 
 
 def _inspected(store: Store, prefix: str, present: Mapping[str, ObjectInfo]) -> CheckpointInfo:
-    """Tell what a directory holds, of which `present` is the listing."""
+    """Return the state of a directory whose listing is `present`."""
     size_bytes = sum(info.size_bytes for info in present.values())
     times = [info.last_modified_s for info in present.values() if info.last_modified_s is not None]
     marker = present.get(layout.COMMIT_MARKER)
@@ -324,7 +324,7 @@ def verify(
 def _verified(
     store: Store, prefix: str, *, checksums: bool, progress: Callable[[int, int], None] | None
 ) -> tuple[Verification, int | None]:
-    """Verify a checkpoint once; return what was found, and the CRC-32C of its commit marker if there was a manifest."""
+    """Verify a checkpoint once; return the result, and the CRC-32C of its commit marker if there was a manifest."""
     info = inspect(store, prefix)
     if info.status in ("missing", "unfinished", "unchecked"):
         problems = (

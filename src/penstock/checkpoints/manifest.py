@@ -37,7 +37,7 @@ class CheckpointItem:
         offset_bytes: Position of the item in the file.
         length_bytes: Length of the item as ``torch.save`` wrote it.
         data_offset_bytes: Position of the tensor's own bytes in the file, in row-major order.
-        data_length_bytes: Length of the tensor's own bytes. What is not a tensor has the whole item here.
+        data_length_bytes: Length of the tensor's own bytes. For values that are not tensors, the whole item.
         block_crcs: CRC-32C of each block of ``block_bytes`` of the tensor's bytes; the last block may be shorter.
     """
 

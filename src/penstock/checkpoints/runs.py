@@ -77,7 +77,7 @@ class Checkpoints:
             return []
 
     def all(self) -> list[CheckpointInfo]:
-        """Return what is known of each checkpoint: the steps in ascending order, then other directories with a checkpoint.
+        """Return the facts about each checkpoint: the steps in ascending order, then other directories with a checkpoint.
 
         If the URL itself is a checkpoint, it comes first.
 
@@ -92,7 +92,7 @@ class Checkpoints:
         return infos
 
     def inspect(self, step: int) -> CheckpointInfo:
-        """Tell what the directory of a step holds. Cost: a listing of it, and a request for the manifest."""
+        """Return the state of the directory of a step. Cost: a listing of it, and a request for the manifest."""
         return directories.inspect(self.store, layout.step_directory(step))
 
     def newest(self) -> CheckpointInfo | None:

@@ -29,7 +29,7 @@ _log = logging.getLogger("penstock.checkpoints")
 class CheckpointSave:
     """A save that is running: it has a marker, which is renewed, until ``commit`` or ``close``.
 
-    The data files are written by whoever has them, on any process, under names from ``layout.data_name(save.save_id, ...)``.
+    Any process may write the data files, under names from ``layout.data_name(save.save_id, ...)``.
 
     Args:
         store: Store of the run; ``close`` does not close it.
@@ -81,7 +81,7 @@ class CheckpointSave:
         versions: Mapping[str, str] | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> CheckpointManifest:
-        """Write the manifest and then the commit marker, and remove what the checkpoint replaces and what killed saves left.
+        """Write the manifest and then the commit marker, and remove the files that it replaces and those of killed saves.
 
         Args:
             metadata: Contents of the commit marker, uint8[n].
@@ -134,7 +134,7 @@ class CheckpointSave:
             raise error
 
     def close(self) -> None:
-        """End the save; if it was not committed, remove what was written of it, as far as the store lets it. Idempotent.
+        """End the save; if it was not committed, remove its files, as far as the store permits. Idempotent.
 
         When it is called, no process may be writing files of this save.
         """

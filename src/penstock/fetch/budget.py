@@ -42,7 +42,7 @@ class PartBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatistics:
-    """How the byte budget is used.
+    """The use of the byte budget.
 
     Attributes:
         bytes_max: The budget, in bytes.
@@ -76,12 +76,12 @@ class Budget:
         self._overdrawn = 0
         self._returned: deque[mmap.mmap] = deque()
         self._released: deque[int] = deque()
-        self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
+        self._lock = threading.RLock()  # a finaliser may end other reading while the lock is held
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's buffers, which are not charged to the child."""
-        self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
+        self._lock = threading.RLock()  # a finaliser may end other reading while the lock is held
         self._free.clear()
         self._used = 0
         self._owned_elsewhere = set()
@@ -154,7 +154,7 @@ class Budget:
         return True
 
     def _collect(self) -> None:
-        """Take back what was released and finalised since the last call."""
+        """Take back the buffers that were released and finalised since the last call."""
         while self._released:
             self._used -= self._released.popleft()
         while self._returned:
@@ -172,7 +172,7 @@ class _Process:
     """The one budget of this process, and the largest number that a ``FetchConfig`` named for it."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # reentrant, because a finaliser may read in the midst of it
+        self.lock = threading.RLock()  # reentrant, because a finaliser may read while the lock is held
         self.budget: Budget | None = None
         self.configured_bytes = 0  # 0: no configuration has named a number
         forks.register(self)
@@ -207,9 +207,9 @@ def configure_process_budget(bytes_max: int) -> None:
 
 
 def set_process_budget(bytes_max: int) -> None:
-    """Set the byte budget of this process, whatever was configured before.
+    """Set the byte budget of this process, regardless of earlier settings.
 
-    What is already held stays; new requests wait until they fit. The next ``FetchConfig`` that names a number counts again.
+    Held bytes stay; new requests wait until they fit. The next ``FetchConfig`` that names a number counts again.
 
     Args:
         bytes_max: Bytes that all reading in this process may hold; at least 1.

@@ -64,7 +64,7 @@ class PositionedObject:
     Attributes:
         info: The version that is read. The first answer adds an ETag that was not listed.
         is_outdated: Whether the object was replaced after the first answer had said which version is read. Then nothing more
-            can be read, although bytes may be held, because caches outside know the file by what was listed.
+            can be read, although bytes may be held, because outer caches know the file by its listing.
     """
 
     __slots__ = (
@@ -208,7 +208,7 @@ class PositionedObject:
             reads.end(piece, completion)
             if error is not None:
                 if piece.stream is not None:
-                    self.pause(piece.stream)  # what it reads next is requested again, and tells how it fares
+                    self.pause(piece.stream)  # its next reads are requested again, and show whether the store recovers
                 if not piece.is_dropped:
                     self.drop(piece)
                 self._end(waiting)
@@ -242,7 +242,7 @@ class PositionedObject:
         return error
 
     def _explained(self, error: PenstockError) -> PenstockError:
-        """Return what an error means for an object that was listed."""
+        """Return the error for an object that was listed."""
         if type(error) is ObjectMissingError:
             what = "the object was deleted since it was listed"
         elif isinstance(error, SpanError):
@@ -294,7 +294,7 @@ class PositionedObject:
             if stream is None:
                 stream = self._begin_stream(start, end)  # which may drop what another stream left
                 pieces, gaps = self._cover(start, end)
-            self._reads.hold(pieces)  # what is requested now must not take their memory
+            self._reads.hold(pieces)  # new requests must not take their memory
             for gap_start, gap_end in gaps:
                 sends.append(self._request(gap_start, gap_end, stream))
             pieces, gaps = self._cover(start, end)
@@ -385,7 +385,7 @@ class PositionedObject:
         return stream
 
     def read_ahead(self, stream: ReadStream, sends: list[Piece], *, count_max: int = 64) -> None:
-        """Request what lies ahead of a stream, as far as it may go.
+        """Request pieces ahead of a stream, as far as it may go.
 
         Args:
             stream: The stream.
@@ -397,7 +397,7 @@ class PositionedObject:
         ahead_max = stream.frontier + stream.goal_bytes
         while (start := max(stream.ahead_end, stream.frontier)) < size_bytes:
             index = bisect_right(self._starts, start)
-            if index and self._pieces[index - 1].end > start:  # another stream's, or what was read before
+            if index and self._pieces[index - 1].end > start:  # of another stream, or read before
                 stream.ahead_end = self._pieces[index - 1].end
                 continue
             end = min((start // part_bytes + 1) * part_bytes, size_bytes)
@@ -415,7 +415,7 @@ class PositionedObject:
             sends.append(piece)
 
     def pause(self, stream: ReadStream) -> None:
-        """Read ahead of a stream no more, and drop what has arrived for it, because others need the memory or requests fail."""
+        """Read ahead of a stream no more, and drop its pieces, because others need the memory or requests fail."""
         self._reads.forget(stream)
         stream.goal_bytes = 0
         stream.ahead_end = stream.frontier

@@ -150,7 +150,7 @@ class ReadStreams:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Piece:
-    """Consecutive bytes of one version of an object: a request, the sink of its answer, and then what arrived.
+    """Consecutive bytes of one version of an object: a request, the sink of its answer, and then its bytes.
 
     Attributes:
         owner: The object; it holds the piece.

@@ -129,7 +129,7 @@ class ReadAhead:
             self._refill()
 
     def _refill(self) -> bool:
-        """Add as much of the plan as may soon be in flight, and send what may be sent; False at the plan's end."""
+        """Add as much of the plan as may soon be in flight, and send requests; False at the plan's end."""
         requests = self._requests
         if requests is None:
             self._scheduler.add(())
@@ -202,7 +202,7 @@ class SingleRead:
         if self._scheduler is not None:
             self._scheduler.wait_finished(ordered=True)
             self._scheduler.take_finished(self._taken, ordered=True)
-            read = self._taken[0]  # another one, if the scheduler had to begin anew
+            read = self._taken[0]  # another one, if the scheduler had to start again
         part.transfer = None
         return read
 

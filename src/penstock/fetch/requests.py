@@ -31,7 +31,7 @@ class Requester(Protocol):
 
 
 class Route(enum.IntEnum):
-    """How a whole object is requested; a read goes on to the next route if one of them fails."""
+    """The way in which a whole object is requested; a read goes on to the next route if one of them fails."""
 
     AS_PLANNED = 0
     """By the size that is known, in parts if there are several."""
@@ -62,12 +62,12 @@ class ObjectRead:
             objects may send another size of this version, but not state it before the body.
         is_contradicted: Whether an answer states another size than `claim`.
         is_misled: Whether an answer told another size of the same version than the plan or an earlier answer did. Stores
-            that transform objects while they are read may list the sizes of what is stored.
+            that transform objects while they are read may list the sizes of the stored objects.
         route: The way in which a whole object is requested.
         refusal: Why the object was not collected whole, if its route is then ``IN_PARTS``; None otherwise.
         successor: The read that starts again in place of this one, in the same memory, once the last request of this one has
             ended, which may still write there; None if there is none.
-        rest: For a range in an object of unknown size, what follows the first part. It is requested, as far as the object
+        rest: For a range in an object of unknown size, the bytes after the first part. It is requested, as far as the object
             goes, when the first answer has told the size; None before and afterwards.
     """
 

@@ -96,9 +96,9 @@ class FetchStatistics:
 
 
 class RequestScheduler:
-    """Sends the requests of a plan, and holds what has arrived until the consumer takes it.
+    """Sends the requests of a plan, and holds finished items until the consumer takes them.
 
-    One consumer adds items, takes what has arrived and waits; engine threads report answers, and send more as requests
+    One consumer adds items, takes finished items and waits; engine threads report answers, and send more as requests
     end. Each of them holds the scheduler's lock while it does so.
 
     Args:
@@ -120,7 +120,7 @@ class RequestScheduler:
         self._whole = whole
         self._budget = budget
         self._landings = landings
-        self._lock = Condition()  # notified when what the consumer waits for may be here
+        self._lock = Condition()  # notified when the consumer's next item may have arrived
         self._planned: deque[PlanItem] = deque()  # to be requested, in order
         self._reads: deque[ObjectRead] = deque()  # requested and not yet taken, in order
         self._sent: set[PartRequest] = set()  # in flight
@@ -197,7 +197,7 @@ class RequestScheduler:
         return False
 
     def has_more(self) -> bool:
-        """Whether there is more to deliver. What is planned may wait until the requests of failed items have ended."""
+        """Whether there is more to deliver. Planned items may wait until the requests of failed items have ended."""
         with self._lock:
             return bool(self._reads or self._planned)
 
@@ -435,7 +435,7 @@ class RequestScheduler:
         self._add_parts(read, pieces)
 
     def _cut_rest(self, read: ObjectRead) -> None:
-        """Add the requests for what follows the first part of a range, now that the object's size is known."""
+        """Add the requests for the rest of a range after its first part, now that the object's size is known."""
         rest, read.rest = read.rest, None
         if rest is None:
             return
@@ -515,7 +515,7 @@ class RequestScheduler:
         if completion.error is not None and (is_confirmed or not isinstance(completion.error, ProtocolError)):
             raise completion.error
         if completion.error is not None or is_confirmed:
-            self._add_parts(read, [(0, None)])  # the store tells the size to a GET alone, or not at all
+            self._add_parts(read, [(0, None)])  # the store tells the size only to a GET, or not at all
             return
         span = read.span()
         assert span is not None  # its size is known now
@@ -592,7 +592,7 @@ class RequestScheduler:
             self._fail(as_completion_error(error))
 
     def _fail(self, error: PenstockError) -> None:
-        """Fail everything in flight after a defect of this class, because what was left undone is unknown."""
+        """Fail everything in flight after a defect of this class, because the state is unknown."""
         with self._lock:
             for read in self._reads:
                 read.error = read.error or error

@@ -139,7 +139,7 @@ class _ZstdCutter:
 
     def __init__(self) -> None:
         self._head = bytearray()  # incomplete header of a frame, block or skippable frame
-        self._rest_bytes = 0  # bytes left of what the last header announced
+        self._rest_bytes = 0  # remaining bytes of those that the last header announced
         self._state = "frame"
         self._checked = False  # whether the frame ends with a checksum
         self.content_bytes: int | None = None  # decompressed size that the last frame announces

@@ -291,7 +291,7 @@ class Encoded(NamedTuple):
 
 
 class MdsWriter(ShardWriter):
-    """Writes the samples of an MDS shard. What belongs before them is returned by ``head()``.
+    """Writes the samples of an MDS shard. ``head()`` returns the bytes that belong before them.
 
     Args:
         write: Function that takes the next bytes of the samples.

@@ -244,7 +244,7 @@ class ParquetReader(RangedReader):
 
     @property
     def metadata(self) -> Any:
-        """What the footer says, as pyarrow's ``FileMetaData``; None before ``look`` has ended."""
+        """The footer, as pyarrow's ``FileMetaData``; None before ``look`` has ended."""
         return self._metadata
 
     def record_batches(self, unit_index: int, parts: Sequence[Buffer]) -> Iterator[Any]:

@@ -77,7 +77,7 @@ class Pages(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a row group can be read in bounded memory.
+    """The way to read a row group in bounded memory.
 
     Attributes:
         decoded_bytes: Decompressed size of the wanted columns.

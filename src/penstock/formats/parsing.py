@@ -65,7 +65,7 @@ def look(head: Buffer) -> str | None:
 
 
 def feed_in_pieces(parser: Parser, data: Buffer) -> Iterator[list[Sample]]:
-    """Feed `data` and then whatever the parser leaves pending. This reads compressed shards in bounded memory."""
+    """Feed `data` and then the bytes that the parser leaves pending. This reads compressed shards in bounded memory."""
     yield parser.feed(data)
     while parser.pending:
         yield parser.feed(b"")
@@ -83,7 +83,7 @@ def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
 
 
 class Skipping:
-    """Applies a policy for corrupt bytes, and counts what was skipped.
+    """Applies a policy for corrupt bytes, and counts skipped samples and bytes.
 
     Attributes:
         skipped_samples: Number of samples skipped so far.
@@ -156,7 +156,7 @@ class Parser(Skipping, ABC):
         self._offset_bytes = start_offset_bytes  # offset in the shard of the byte after the last chunk
         self._refusal: PenstockError | None = None  # raised by every further call
         self._passing = False  # the rest of the shard
-        self._groups: list[Sequence[Sample]] | None = None  # if columns are wanted: what was found before the rest
+        self._groups: list[Sequence[Sample]] | None = None  # if columns are wanted: samples found before the rest
 
     @property
     def offset_bytes(self) -> int:
@@ -255,7 +255,7 @@ class Parser(Skipping, ABC):
 
     @abstractmethod
     def _drop(self) -> int | None:
-        """Drop what is held of an incomplete sample. Returns its offset in the shard, or None if nothing was held."""
+        """Drop the held bytes of an incomplete sample. Returns its offset in the shard, or None if nothing was held."""
 
     def _give_up(self, error: CorruptShardError, end_bytes: int) -> None:
         """Raise `error`, or skip everything from it on; the data fed so far ends at `end_bytes`."""
@@ -267,7 +267,7 @@ class Parser(Skipping, ABC):
         self._note(error, end_bytes - min(begins_bytes, default=end_bytes))
 
     def _start_hint(self, head: Buffer, offset_bytes: int) -> str | None:
-        """Return a hint for an error at the very start of what is read, which begins with `head`."""
+        """Return a hint for an error at the very start of the data, which begins with `head`."""
         if offset_bytes != self._start_offset_bytes:
             return None
         if offset_bytes:
@@ -392,7 +392,7 @@ class RecordParser(FramedParser):
         """Return the format that `record`, the first of a shard, determines."""
 
     def _decide(self, record: memoryview) -> str:
-        """Determine the content of all records from the first. Returns as what to read them."""
+        """Determine the content of all records from the first. Returns the format to read them as."""
         self.decided_format = self.format_of(record)
         self._is_first = False
         if self._content == "auto":

@@ -226,7 +226,7 @@ class WholeShardParser(Parser):
 
     @property
     def held_bytes(self) -> int:
-        """Size of what was collected; see ``Parser``."""
+        """Size of the collected bytes; see ``Parser``."""
         return len(self._whole)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:

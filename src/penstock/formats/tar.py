@@ -87,7 +87,7 @@ class TarParser(Parser):
         self._fields: dict[str, memoryview] = {}
         self._key = b""
         self._prefix = b"\0"  # that sample's key and a dot; initially NUL, which no name contains
-        # what the hot loop has checked before
+        # values that the hot loop has checked before
         self._rest_plain, self._rest_plain_sum = b"", 0
         self._rest_pax, self._rest_pax_sum = b"", 0
         self._sums_known: dict[bytes, int] = {}  # stored checksum field -> number
@@ -112,7 +112,7 @@ class TarParser(Parser):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held of the incomplete sample: its members and what lies between them."""
+        """Bytes held of the incomplete sample: its members and the bytes between them."""
         if self._sample is not None:
             return self._offset_bytes - self._sample.offset_bytes
         return 0 if self._joined is None else len(self._joined)
@@ -184,7 +184,7 @@ class TarParser(Parser):
         return at
 
     def _parse_rest(self, view: memoryview, at: int, samples: list[Sample]) -> None:
-        """Parse view[at:]. If `at` is 0, first finish what the last chunk left incomplete."""
+        """Parse view[at:]. If `at` is 0, first finish the incomplete part of the last chunk."""
         if not at:
             at = self._resume(view, samples)
         if not self._ended and self._groups is not None and not self._partial:
@@ -465,7 +465,7 @@ class TarParser(Parser):
             self._member_offset_bytes = None  # a global header describes no member in particular
 
     def _resume(self, view: memoryview, samples: list[Sample]) -> int:
-        """Finish what the last chunk left incomplete.
+        """Finish the incomplete part of the last chunk.
 
         Returns where in `view` to continue, which lies past its end if nothing of it is left.
         """
@@ -562,7 +562,7 @@ class ArchiveSplitter:
             yield view[start:at], False
 
     def finish(self) -> bytes:
-        """Return what is held: an incomplete header, if the stream was cut off."""
+        """Return the held bytes: an incomplete header, if the stream was cut off."""
         held, self._held = self._held, b""
         return held
 

@@ -79,7 +79,7 @@ class ShardWriter(ABC):
         return ByteRange(start, self._offset_bytes)
 
     def finish(self) -> int:
-        """Write what belongs after the last sample, once. Returns the shard's length in bytes."""
+        """Write the end of the shard after the last sample, once. Returns the shard's length in bytes."""
         self._finished = True
         return self._offset_bytes
 

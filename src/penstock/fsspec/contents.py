@@ -76,7 +76,7 @@ class ContentsFileSystem(ListingFileSystem):
         return bytes(next(store.read_many([item])).data)
 
     def _item(self, store: Store, key: str, start: int | None, end: int | None) -> PlanItem:
-        """Return what a slice means. Cost: a request if the size is needed."""
+        """Return the range that a slice means. Cost: a request if the size is needed."""
         if start in (None, 0) and end is None:
             return PlanItem(key)
         if (start or 0) < 0 or end is None or end < 0:

@@ -58,7 +58,7 @@ class ThreadedCall:
             return
         try:
             result, error = self._call(), None
-        except BaseException as caught:  # whatever it is, the coroutine has to hear of it
+        except BaseException as caught:  # the coroutine has to hear of any error
             result, error = None, caught
         with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
             self._future.get_loop().call_soon_threadsafe(_settle, self._future, result, error)
@@ -149,7 +149,7 @@ class _ReadBatch:
             try:
                 for number, answer in read_each(self.store, items()):
                     self._answer(futures[number], answer)
-            except BaseException as error:  # whatever it is, the coroutines have to hear of it
+            except BaseException as error:  # the coroutines have to hear of any error
                 for _, future in self._reads:
                     self._answer(future, error)
 

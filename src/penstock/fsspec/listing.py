@@ -150,7 +150,7 @@ class ListingFileSystem(LocatingFileSystem):
             maxdepth: The most levels to descend, at least 1; None descends into all.
             withdirs: Whether to return directories, too, the path itself among them.
             detail: True returns a dict of entries by path, False a list of paths.
-            **options: ``prefix``: what the names in the directory must begin with.
+            **options: ``prefix``: prefix of the names in the directory.
 
         Cost: one request per 1 000 keys; with `maxdepth`, one for each directory that it reaches.
         """
@@ -202,7 +202,7 @@ class ListingFileSystem(LocatingFileSystem):
 
         Args:
             path: One path, or several.
-            recursive: Whether to add what lies below directories.
+            recursive: Whether to add the entries below directories.
             depth_max: The most levels to descend, at least 1; None descends into all.
             literal: Whether ``*``, ``?`` and ``[`` are ordinary characters.
 
@@ -405,7 +405,7 @@ def any_below(store: Store, prefix: str) -> bool:
 
 
 def list_tree(store: Store, folder: str, *, stem: str, depth_max: int | None) -> Iterable[ObjectInfo]:
-    """List what lies below a folder, in any order.
+    """List the entries below a folder, in any order.
 
     Args:
         store: The store.
@@ -423,7 +423,7 @@ def list_tree(store: Store, folder: str, *, stem: str, depth_max: int | None) ->
 
 
 def _list_levels(store: Store, prefix: str, depth_max: int) -> Iterator[ObjectInfo]:
-    """List level by level, many directories at a time, so that what lies deeper is not listed at all."""
+    """List level by level, many directories at a time, so that deeper levels are not listed at all."""
     in_flight: InFlight[tuple[ListPage, int]] = InFlight(store)
     waiting = deque([(ListPage(prefix, "/"), depth_max)])
     try:

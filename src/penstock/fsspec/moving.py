@@ -143,7 +143,7 @@ class MovingFileSystem(ContentsFileSystem):
         Args:
             path1: The source: a path, a pattern, or a list.
             path2: The target path.
-            recursive: Whether to copy what lies below directories.
+            recursive: Whether to copy the contents of directories.
             maxdepth: The most levels to descend, at least 1; None descends into all.
             on_error: ``"raise"``, or ``"ignore"``, which leaves out objects that are missing by now; the default is
                 ``"ignore"`` for a recursive copy.
@@ -300,12 +300,12 @@ class Pairs:
         self.pairs: list[Pair] = []
 
     def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any) -> list[str]:
-        """Return the paths that a pattern or a directory stands for, and keep what the listing says of them."""
+        """Return the paths that a pattern or a directory stands for, and keep their entries of the listing."""
         self.found = self._files.expand(path, recursive=recursive, depth_max=maxdepth)
         return sorted(self.found)
 
     def isdir(self, path: str) -> bool:
-        """Return whether a path is a directory; what was listed is not asked for again."""
+        """Return whether a path is a directory; listed objects are not looked up again."""
         entry = self.found.get(self._strip_protocol(path))
         return entry["type"] == "directory" if entry is not None else bool(self._files.isdir(path))
 
@@ -323,7 +323,7 @@ class Pairs:
 
 
 class CallbackListener(RaisingListener):
-    """Tells an fsspec callback what was moved; the first failure ends the transfer.
+    """Reports moved files to an fsspec callback; the first failure ends the transfer.
 
     Args:
         callback: fsspec's callback.

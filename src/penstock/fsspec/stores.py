@@ -78,7 +78,7 @@ class LocatingFileSystem(AsyncFileSystem, metaclass=OneSpelling):  # type: ignor
 
     @property
     def fsid(self) -> str:
-        """What tells this file system from others: its protocol and its endpoint."""
+        """The identity of this file system: its protocol and its endpoint."""
         endpoint = public_url(str(self._connect_options.get("endpoint_url") or ""))
         return f"{self.protocol if isinstance(self.protocol, str) else self.protocol[0]}-{endpoint}"
 

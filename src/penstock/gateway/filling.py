@@ -468,13 +468,13 @@ class ResultFiller:
         )
 
     async def close(self) -> None:
-        """End the transforms, finish what is being stored, and close everything; idempotent."""
+        """End the transforms, finish the writes in progress, and close everything; idempotent."""
         logging.getLogger("penstock").removeHandler(self._failures)
         await self._assembly.close()
 
 
 def fill(job: FillJob, options: FillOptions, listener: FillListener) -> None:
-    """Make results ahead. What is in its place already is skipped, so an interrupted run can be repeated.
+    """Make results ahead. Existing results are skipped, so an interrupted run can be repeated.
 
     Args:
         job: The results to fill; see ``fill_job``.
@@ -485,7 +485,7 @@ def fill(job: FillJob, options: FillOptions, listener: FillListener) -> None:
         ConfigError: The configuration cannot be served, or the machines of the cluster would make other results.
         StoreError: The sources cannot be listed, or the bucket of results does not answer.
         WorkerDiedError: A machine of the cluster was lost too often.
-        KeyboardInterrupt: The user interrupted; what was being made is dropped, and what is complete is stored.
+        KeyboardInterrupt: The user interrupted; unfinished results are dropped, and complete ones are stored.
 
     Cost: one request for each source and one for each result that exists; 200 bytes of memory for each source.
     """

@@ -83,7 +83,7 @@ def _open_results(config: GatewayConfig) -> Store:
 
 
 def read_contents(config: GatewayConfig, *, place: str | None = None) -> Contents:
-    """Return what is kept.
+    """Return the stored results.
 
     Args:
         config: The gateway.
@@ -275,7 +275,7 @@ def _over(holdings: list[Holding], bytes_max: int) -> list[Removal]:
 
 
 def collect(config: GatewayConfig, collection: Collection) -> None:
-    """Remove what was planned.
+    """Remove the planned results.
 
     Raises:
         StoreError: The bucket of results refuses.

@@ -393,7 +393,7 @@ class Bucket(Protocol):
 
 
 class BucketWrapper:
-    """A bucket around another one, which performs what a subclass does not; implements ``Bucket``.
+    """A bucket around another bucket, which performs all operations that a subclass does not; implements ``Bucket``.
 
     Args:
         inner: The other bucket; it is closed with this one.
@@ -465,7 +465,7 @@ class BucketTable(Protocol):
         """Return the bucket that ``get`` would return if it knows objects; None if it does not, or if only ``get`` can tell."""
 
     async def names(self, caller: Caller) -> list[Bucket]:
-        """Return what the caller may use, in the order of the names."""
+        """Return the buckets that the caller may use, in the order of the names."""
 
     async def create(self, name: str, caller: Caller, *, region: str) -> None:
         """Create a bucket, in a region unless that is empty.
@@ -522,7 +522,7 @@ class Source(Protocol):
 
 
 class ResultWriter(Protocol):
-    """Where a transform writes its output. It is bounded, and what it takes becomes visible to readers at once."""
+    """Where a transform writes its output. It is bounded, and its bytes become visible to readers immediately."""
 
     def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
         """Describe the output before its first byte. If it is not called, the result has the default ``Content-Type``.

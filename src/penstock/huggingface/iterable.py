@@ -206,7 +206,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]
         return self._with(_epoch=value, _expects_epoch=False) if self._expects_epoch else self
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Self:
-        """Return the source of reader `index` of `num_shards`, of what this reader has.
+        """Return the source of reader `index` of `num_shards`, of this reader's batches.
 
         Raises:
             ConfigError: The readers are on several nodes, and may have found different indexes; or one process alone can read
@@ -325,11 +325,11 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]
 
 
 def _rows(values: Any) -> Any:
-    """The rows of a column: plain Python values of numbers, views of arrays, and what is in a list."""
+    """The rows of a column: plain Python values of numbers, views of arrays, and the items of a list."""
     return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
 
 
 def _worker() -> Any:
-    """What PyTorch says of the DataLoader worker that this process is; None if it is none."""
+    """PyTorch's record of the DataLoader worker that this process is; None if it is none."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.utils.data.get_worker_info()

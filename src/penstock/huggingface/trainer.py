@@ -41,7 +41,7 @@ class TrainerCallback(_Callback):  # type: ignore[misc]  # transformers is not i
 
     Args:
         batches: ``ps.torch.Tensors(loader)``; the loader must know its length, so shards need an index.
-        upload_to: URL below which each checkpoint is uploaded, as ``checkpoint-N``, in place of what is there; None uploads
+        upload_to: URL below which each checkpoint is uploaded, as ``checkpoint-N``, in place of the objects there; None uploads
             nothing. With several nodes, ``output_dir`` must be a directory that they share.
         **options: Options of ``penstock.connect`` for the upload.
 

@@ -37,7 +37,7 @@ _GREY = ("L", "1")
 
 
 class PictureFile(NamedTuple):
-    """What the header of a picture says.
+    """The facts in the header of a picture.
 
     Attributes:
         kind: Kind of the picture; None if it is one that is only decoded.

@@ -168,7 +168,7 @@ class _Build:
             self._listener.failed(versioned.shard.url, error)
 
     def take_known(self, versioned: list[VersionedShard], *, again: bool) -> list[VersionedShard]:
-        """Keep what is in the index, or in indexes of shards that a killed build left; return the other shards."""
+        """Keep the rows of the index, and of indexes of shards that a killed build left; return the other shards."""
         if again:
             return versioned
         builder = self._builder

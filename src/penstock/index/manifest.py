@@ -121,7 +121,7 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
 
     Raises:
         DataError: The manifest is not of a kind that this module describes, and the message names the line; or it lies in a
-            store, and names what it must not name there: see ``penstock.compose.reach_of``.
+            store, and names URLs that it must not name there: see ``penstock.compose.reach_of``.
         ConfigError: The manifest is Parquet, and pyarrow is not installed.
     """
     return list(iter_manifest(data, url=url, refs=refs))

@@ -54,7 +54,7 @@ _STRING_BYTES_MAX = (1 << 16) - 1
 
 
 class ShardRow(NamedTuple):
-    """What a data set's index says of one shard.
+    """The row of one shard in a data set's index.
 
     Attributes:
         key: Key of the shard, relative to the data set's base URL.

@@ -262,7 +262,7 @@ class NumberedBatch(NamedTuple):
     """A batch for the training loop.
 
     Attributes:
-        batch: The batch: a dict of columns, or what the user's collate function gave.
+        batch: The batch: a dict of columns, or the result of the user's collate function.
         position: Position after this batch, for the state.
         number: Number of the batch in the epoch, from 0.
     """
@@ -273,7 +273,7 @@ class NumberedBatch(NamedTuple):
 
 
 class Backend(Protocol):
-    """What makes the batches: ``ThreadBackend``, or ``ProcessBackend`` with worker processes."""
+    """The backend that makes the batches: ``ThreadBackend``, or ``ProcessBackend`` with worker processes."""
 
     def next_batch(self) -> Delivery | None:
         """The next batch; None at the end of the epoch. Blocks."""
@@ -371,7 +371,7 @@ class AgreedBatches(BatchSource):
     consensus: RankConsensus
     position: Position
     ends_with_last: bool
-    _goes_on: bool | None = None  # what the ranks agreed on for the next batch; None: they have not yet
+    _goes_on: bool | None = None  # the agreement of the ranks about the next batch; None: they have not yet
 
     def next(self) -> NumberedBatch | None:
         """The next batch that the finisher does not skip, if all ranks go on. They also agree on the batch after it here."""

@@ -75,7 +75,7 @@ class CredentialProvider:
     def __init__(self, fixed: Credentials | None, *, profile: str | None = None) -> None:
         self._fixed = fixed
         self._profile = profile
-        self._lock = threading.RLock()  # reentrant, because a finaliser may submit in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may submit while it is held
         self._waiting: list[list[_Call]] = []
         self._running = False
         self._check_due_s = float("inf") if fixed else 0.0

@@ -76,7 +76,7 @@ class Hedged(Wrapper):
         return partial(Hedged, config=self.config), (self.inner,)
 
     def _reset(self) -> None:
-        self.lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
+        self.lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit while it is held
         self._outstanding: dict[HedgedOperation, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")

@@ -52,7 +52,7 @@ class Limited(Wrapper):
         return partial(Limited, requests_max=self.requests_max), (self.inner,)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit while it is held
         self._in_flight = 0
         self._waited = 0
         self._waiting: deque[_LimitedOperation] = deque()

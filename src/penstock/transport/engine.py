@@ -44,7 +44,7 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, because a finaliser may submit in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may submit while it is held
         self._loops: dict[tuple[int, int], list[EventLoop]] = {}
         self._closing: list[EventLoop] = []
         self._turn = itertools.count()

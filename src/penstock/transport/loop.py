@@ -168,7 +168,7 @@ class EventLoop:
 
     def _wake(self) -> None:
         # The lock keeps a late write from reaching the next owner of the descriptor's number; it is reentrant, because a
-        # finaliser may submit in the midst of it. `_sleeping` may be True too often, which costs a write, but never too
+        # finaliser may submit meanwhile. `_sleeping` may be True too often, which costs a write, but never too
         # rarely: after a Ctrl-C between the two lines, the loop would sleep for ever.
         with self._waking:
             try:

@@ -42,7 +42,7 @@ class BaseDirectory:
         layout: The paths in it.
         is_private: Whether it was made for this run.
         lock_fd: Descriptor of its lock, for the supervisor.
-        mark: The mark of the run. It is written to the lock, so that a later run can end what a killed one has left running.
+        mark: The mark of the run. It is written to the lock, so that a later run can end the processes of a killed run.
 
     Raises:
         ConfigError: Another run uses it, or it cannot be written.
@@ -127,7 +127,7 @@ def _refusal(path: Path, error: OSError) -> ConfigError:
 
 
 def clean_abandoned() -> None:
-    """End and clean what this user's runs have left that were killed together with their supervisors.
+    """End and clean up this user's runs that were killed together with their supervisors.
 
     Processes are those that carry the mark of such a run, also in sessions of their own; directories are the private ones.
     """

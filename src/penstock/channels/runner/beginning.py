@@ -66,7 +66,7 @@ class RunStores:
             return self._interruptible[root_url]
 
     def interrupt(self) -> None:
-        """End what is in flight in interruptible stores, and everything that begins later."""
+        """End all operations of interruptible stores, also those that begin later."""
         with self._lock:
             self._is_interrupted = True
             for store in self._interruptible.values():

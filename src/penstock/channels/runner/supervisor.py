@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def keep_descriptors() -> None:
-    """Keep what this process got from the runner from the program, which would hold the lock of the run and its pipes."""
+    """Hide the runner's descriptors from the program, which would hold the lock of the run and its pipes."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - without pathlib's objects
         if int(name) > _STDERR:
             with contextlib.suppress(OSError):  # the descriptor of this listing
@@ -96,7 +96,7 @@ def start(settings: dict[str, Any], *, heard: list[signal.Signals]) -> int | Non
 
 
 def supervise(settings: dict[str, Any], pid: int) -> None:
-    """Wait for the end of the program or of the runner, and end what is left of it."""
+    """Wait for the end of the program or of the runner, and end the remaining processes."""
     control_fd, stop_s = settings["control_fd"], settings["stop_s"]
     program_fd = os.pidfd_open(pid)
     poller = select.poll()
@@ -171,7 +171,7 @@ def _children() -> list[int]:
 
 
 def clean(base: Path, *, is_private: bool) -> None:
-    """Unmount what is mounted below a base directory and remove its FIFOs; a private one is removed, unless it has results.
+    """Unmount all mounts below a base directory and remove its FIFOs; a private one is removed, unless it has results.
 
     Args:
         base: The base directory.

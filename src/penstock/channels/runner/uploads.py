@@ -192,7 +192,7 @@ class CheckpointUploader:
                 self.failure = StoreError(f"checkpoints: {error}")
 
     def _changed(self, *, settled: bool) -> list[ObjectInfo]:
-        """Return the files that differ from what was uploaded; with `settled`, only those that do not change now."""
+        """Return the files that differ from their uploads; with `settled`, only those that do not change now."""
         infos, self._outward = files_below(self._folder)
         now = {info.key: _Version(info.size_bytes, info.etag) for info in infos}
         before, self._seen = self._seen, now

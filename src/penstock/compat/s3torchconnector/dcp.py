@@ -147,7 +147,7 @@ def _without_rank(strategy: S3PrefixStrategyBase, rank: int, _world_size: int) -
 
 
 class _UriStorage(PlacedStorage):
-    """What both have in common: they lie at an ``s3://`` URI, and pickle as their arguments."""
+    """The common part of both: they lie at an ``s3://`` URI, and pickle as their arguments."""
 
     _made_by: Callable[[str], _UriStorage]
 
@@ -245,14 +245,14 @@ class S3StorageWriter(_UriStorage, StorageWriter):
 class S3StorageReader(_UriStorage, StorageReader):
     """Reads distributed checkpoints: ``dcp.load(state_dict, storage_reader=S3StorageReader(region, path))``.
 
-    It is a ``penstock.torch.checkpoint.StorageReader``, which also reads what the connector wrote.
+    It is a ``penstock.torch.checkpoint.StorageReader``, which also reads the connector's checkpoints.
 
     Args:
         region: Region of the bucket; if it is wrong, the store's answer corrects it.
         path: ``s3://`` URI of the checkpoint's directory.
         s3client_config: Options of the client.
         reader_constructor: ``S3ReaderConstructor.dcp_optimized(max_gap_size=)`` sets the largest gap between two ranges that
-            are read with one request. Other constructors have no effect, because the load plan decides what is read.
+            are read with one request. Other constructors have no effect, because the load plan decides which ranges are read.
         endpoint: URL of an S3-compatible store; None takes the environment's, else Amazon's.
         weights_only: Whether objects that are not tensors may hold only tensors and plain data. The connector's reader has no
             such argument, and runs code from the checkpoint, as with False.

@@ -47,7 +47,7 @@ class ObjectLocation(NamedTuple):
 
 
 class ObjectSummary(NamedTuple):
-    """What a user's own constructor of readers learns of an object, with the connector's names.
+    """The object that a user's own constructor of readers gets, with the connector's names.
 
     Attributes:
         key: Key of the object.
@@ -158,7 +158,7 @@ class ObjectSource:
         return self._file_of(answer.data, answer.span, answer.etag)
 
     def open_file(self) -> ObjectReader:
-        """Open the object as the engine's file, which fetches what is read. Cost: one request."""
+        """Open the object as the engine's file, which fetches the bytes that are read. Cost: one request."""
         self._note_used()
         file = ObjectReader(self.store, self.location.key, etag=self._etag)
         self._etag = file.etag
@@ -186,7 +186,7 @@ class ObjectSource:
         return first_part(self.location)._replace(etag=self._etag)
 
     def stat(self) -> ObjectInfo:
-        """Return size and version of the object; what is opened later is of this version. Cost: one request.
+        """Return size and version of the object; later opens use this version. Cost: one request.
 
         Raises:
             ObjectChangedError: The object was opened before, and has been replaced since.
@@ -202,7 +202,7 @@ class ObjectSource:
         return info
 
     def summary(self) -> ObjectSummary:
-        """Return what the store says about the object. Cost: one request."""
+        """Return the store's facts about the object. Cost: one request."""
         info = self.store.stat(self.location.key)
         return ObjectSummary(self.location.key, info.size_bytes, info.etag, info.last_modified_s)
 
@@ -221,10 +221,10 @@ class ObjectSource:
         return (bytes(chunk.data) for chunk in self.store.read_parts([request]))
 
     def _file_of(self, data: memoryview, span: ByteRange | None, etag: str | None) -> io.BufferedIOBase:
-        """Return a file that begins with what was read, and goes on in the store if that is not all."""
+        """Return a file that begins with the bytes read ahead, and continues in the store if necessary."""
         self._etag = etag
         if span is None or len(data) < span.length_bytes or len(data) == self.location.size_bytes:
-            return io.BytesIO(bytes(data))  # it shares these bytes with whoever reads all of them
+            return io.BytesIO(bytes(data))  # a reader of the whole file shares these bytes
         return io.BufferedReader(_Continued(data, self.open_file))
 
     def _note_used(self) -> None:

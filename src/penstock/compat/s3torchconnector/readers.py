@@ -144,7 +144,7 @@ class _OpenedLater(S3Reader):
         file = self._opened(size)
         if size is None or size < 0:
             return file.read()  # Python's buffered files refuse a negative number other than -1
-        if size > _READ_BYTES_MAX:  # they allocate what they are asked for, even if the object is shorter
+        if size > _READ_BYTES_MAX:  # they allocate the requested size, even if the object is shorter
             size = min(size, self._size() - file.tell())
         return file.read(size)
 
@@ -362,7 +362,7 @@ class S3ReaderConstructor:
         """Return the kind for objects of which only parts are read. Nothing is read ahead.
 
         Args:
-            buffer_size: Bytes that a smaller read fetches; 0 fetches exactly what is read. None leaves it to the engine.
+            buffer_size: Bytes that a smaller read fetches; 0 fetches exactly the requested bytes. None leaves it to the engine.
 
         Raises:
             ConfigError: `buffer_size` is not a whole number of at least 0.
@@ -418,7 +418,7 @@ def kind_of(constructor: ReaderConstructor | None) -> ReaderKind:
 
 
 def _make_own(constructor: Callable[..., S3Reader], source: ObjectSource) -> S3Reader:
-    """Return what a function of the user's makes of an object."""
+    """Return the result of a user's function for an object."""
     return constructor(
         bucket=source.location.bucket,
         key=source.location.key,

@@ -32,7 +32,7 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class Payload(NamedTuple):
-    """How a body is encoded and protected, as ``x-amz-content-sha256`` says.
+    """The encoding and protection of a body, as ``x-amz-content-sha256`` says.
 
     Attributes:
         sha256: Hash of the whole body in lower-case hexadecimal; empty if it was not sent.
@@ -210,7 +210,7 @@ def _announced(headers: Mapping[str, str]) -> frozenset[str]:
 
 
 def _checks(head: RequestHead) -> list[BodyCheck]:
-    """Return what the headers say about the whole body."""
+    """Parse the headers about the whole body."""
     headers = head.headers
     checks = []
     if (md5 := headers.get("content-md5")) is not None:

@@ -85,7 +85,7 @@ class SignatureClaim(NamedTuple):
 
 
 def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
-    """Return what a request says about its signature; None if it has none.
+    """Return the claim of a request about its signature; None if it has none.
 
     Raises:
         S3Error: The request cannot be read, is signed twice, or is signed in a way that is not supported.
@@ -120,7 +120,7 @@ def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureCla
 
 @lru_cache(maxsize=256)
 def _signer(text: str) -> Signer | None:
-    """Return what the header says before its signature; None if the text is anything else than most clients send."""
+    """Return the part of the header before its signature; None if the text is anything else than most clients send."""
     if not text.rstrip(" ").endswith(","):
         return None
     try:
@@ -130,7 +130,7 @@ def _signer(text: str) -> Signer | None:
 
 
 def _parsed(authorization: str) -> tuple[Signer, str]:
-    """Return what a header says, and the signature.
+    """Return the fields of a header, and the signature.
 
     Raises:
         S3Error: It cannot be read, or has another algorithm.
@@ -149,7 +149,7 @@ def _parsed(authorization: str) -> tuple[Signer, str]:
 
 
 def _signer_of(credential: str, names: str, signature: str, *, refuse: Callable[[str], S3Error]) -> Signer:
-    """Return what a credential and the names of the signed headers say; `refuse` makes the error."""
+    """Parse a credential and the names of the signed headers; `refuse` makes the error."""
     parts = credential.split("/")
     if len(parts) < 5 or parts[-1] != "aws4_request":
         raise refuse("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")

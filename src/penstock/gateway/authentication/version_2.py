@@ -74,7 +74,7 @@ def is_version_2(raw_query: str) -> bool:
 
 
 def read_claim_of_version_2(head: RequestHead) -> Version2Claim:
-    """Return what a presigned URL says about its signature.
+    """Return the claim of a presigned URL about its signature.
 
     Raises:
         S3Error: The URL cannot be read, or has parameters that its signature does not cover.

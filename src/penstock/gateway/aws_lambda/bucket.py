@@ -43,7 +43,7 @@ _Fields = tuple[tuple[str, type, bool], ...]
 
 
 class LambdaBucket(BucketWrapper):
-    """A bucket whose HEAD or LIST is answered by what a handler returns; implements ``Bucket``.
+    """A bucket whose HEAD or LIST is answered by the return value of a handler; implements ``Bucket``.
 
     Args:
         inner: Answers everything else.
@@ -137,7 +137,7 @@ def listing_of(returned: Any, *, is_v2: bool) -> Answer:
 
 
 def _successful(returned: Any) -> Mapping[str, Any]:
-    """Return what a handler returned with status 200; raise the error that it returned otherwise."""
+    """Return the value that a handler returned with status 200; raise the error that it returned otherwise."""
     if not isinstance(returned, dict):
         _invalid("the handler must return a dictionary")
     status = returned.get("statusCode")

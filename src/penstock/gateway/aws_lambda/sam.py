@@ -252,7 +252,7 @@ def _object_lambda_of(document: Mapping[str, Any], found: SamFunction) -> tuple[
 
 
 def _map_of(value: Any, name: str) -> dict[str, Any]:
-    """Return what a map has under a name if that is a map, too; else an empty one."""
+    """Return the value of a name in a map if the value is a map, too; else an empty one."""
     inner = value.get(name) if isinstance(value, dict) else None
     return inner if isinstance(inner, dict) else {}
 

@@ -119,7 +119,7 @@ class LambdaTransform:
                     self._pool.abandon(call)
 
     async def invoke(self, operation: str, request: GatewayRequest, sign: Callable[[], str]) -> Any:
-        """Call the handler for ``HeadObject``, ``ListObjects`` or ``ListObjectsV2``, whose answer is what it returns.
+        """Call the handler for ``HeadObject``, ``ListObjects`` or ``ListObjectsV2``, whose answer is the return value.
 
         Raises:
             S3Error: The handler failed or took too long.
@@ -156,7 +156,7 @@ class LambdaTransform:
 
 
 def _identity_of(access_point: AccessPoint, code: str) -> str:
-    """Return what the handler's answers depend on beside the request: code, settings, and the place that events name."""
+    """Return everything besides the request on which answers depend: code, settings, and the place that events name."""
     config = access_point.handler
     assert config is not None, "the caller has checked it"
     place = [

@@ -220,7 +220,7 @@ class HandlerWorker:
         self.is_clean = True
 
     async def call(self, event: Mapping[str, object], *, request_id: str, wants_result: bool = False) -> Any:
-        """Run the handler with one event, and return what it returned, if that is wanted.
+        """Run the handler with one event, and return its return value, if that is wanted.
 
         Cancelling kills the process.
 
@@ -271,7 +271,7 @@ class HandlerWorker:
             self._idle_ended()
 
     def cancel(self) -> None:
-        """Kill the process: a handler cannot be told that its answer is not needed."""
+        """Kill the process: a handler cannot learn that its answer is not needed."""
         self.kill()
 
     async def settle(self) -> bool:
@@ -285,7 +285,7 @@ class HandlerWorker:
             self._group.kill()
 
     async def close(self) -> None:
-        """Kill the process, and release what it held; idempotent."""
+        """Kill the process, and release its resources; idempotent."""
         self.kill()
         if self._channel is not None:
             self._channel.close()

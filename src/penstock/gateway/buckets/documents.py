@@ -190,7 +190,7 @@ def deletion(outcomes: Iterable[tuple[str, S3Error | None]], *, is_quiet: bool) 
 
 
 def malformed() -> S3Error:
-    """Return the error of a document that is not what it should be."""
+    """Return the error of a malformed document."""
     return S3Error(
         "MalformedXML", "The XML you provided was not well-formed or did not validate against our published schema"
     )

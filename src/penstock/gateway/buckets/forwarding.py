@@ -115,7 +115,7 @@ class ForwardedOperations(BucketOperations):
 
     Args:
         store: The upstream.
-        note_written: Called with keys before and after they are written, so that the cache drops what it knows of them.
+        note_written: Called with keys before and after they are written, so that the cache drops its metadata of them.
     """
 
     def __init__(self, store: S3Store, *, note_written: Callable[[Collection[str]], Awaitable[None]]) -> None:
@@ -172,7 +172,7 @@ class ForwardedOperations(BucketOperations):
         expected = multipart_etag(part.findtext("ETag") or "" for part in tree.findall("Part"))
         try:
             info = (await perform_on_loop(self._store, Head(request.key))).info
-        except StoreError:  # the client is told what the upstream said first
+        except StoreError:  # the client gets the upstream's first answer
             return None
         if info is None or expected is None or (info.etag or "").strip('"') != expected:
             return None
@@ -181,7 +181,7 @@ class ForwardedOperations(BucketOperations):
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _passed(self, request: GatewayRequest) -> Forward:
-        """Return what is sent to the upstream, without what describes its body.
+        """Return the headers for the upstream, without those that describe its body.
 
         Raises:
             S3Error: The upstream cannot do this for the client.
@@ -297,7 +297,7 @@ async def _performed(store: Retrying, passed: Forward, stream: StreamedBody | No
     """Send a request, and its body if it is streamed.
 
     Raises:
-        S3Error: The upstream's refusal, or what is wrong with the client's body.
+        S3Error: The upstream's refusal, or the defect of the client's body.
     """
     sending = asyncio.ensure_future(stream.send()) if stream is not None else None
     try:
@@ -389,7 +389,7 @@ class StreamedBody:
                 if held:
                     await self._add(held)
                 held = piece
-            if held:  # only now, because a body may be refused at its end, and the upstream stores what is complete
+            if held:  # only now, because a body may be refused at its end, and the upstream stores complete bodies
                 await self._add(held)
         except Exception as error:
             self.error = error

@@ -335,6 +335,6 @@ def _etag(*texts: str) -> str:
 
 
 def _plain(request: GatewayRequest) -> GatewayRequest:
-    """Return a request for what the index describes, without the conditions and the range, which are for the index."""
+    """Return a request for the results that the index describes, without conditions and range, which are for the index."""
     kept = [pair for pair in request.headers.items() if not pair[0].lower().startswith(("if-", "range"))]
     return replace(request, method="GET", headers=CIMultiDict(kept))

@@ -64,7 +64,7 @@ def operation_named(request: GatewayRequest) -> str:
 
 
 class BucketOperations:
-    """What a bucket can do beyond reading and listing: its methods that are named as operations of S3.
+    """The operations of a bucket beyond reading and listing: its methods that are named as operations of S3.
 
     A handler takes the request and its body, and returns an ``Answer``.
 
@@ -124,5 +124,5 @@ class ReadOnlyOperations(BucketOperations):
         raise access_denied("This bucket can only be read.")
 
     async def get_object_attributes(self, request: GatewayRequest, _body: RequestBody) -> Answer:
-        """GetObjectAttributes, of what the object's head tells."""
+        """GetObjectAttributes, as far as the object's head has the attributes."""
         return object_attributes(await self._bucket.head(request), request)

@@ -77,7 +77,7 @@ class BucketSource:
         Raises:
             ObjectChangedError: The object was replaced.
 
-        Cost: nothing if no URL was handed out; otherwise what the bucket needs to describe an object.
+        Cost: nothing if no URL was handed out; otherwise the bucket's cost of describing an object.
         """
         if self._is_linked:
             self._check(await self._bucket.head(replace(self._request, method="HEAD")))
@@ -93,7 +93,7 @@ def source_request(request: GatewayRequest, bucket: Bucket, key: str) -> Gateway
 
 
 class KeyRenaming:
-    """How keys of sources become keys of results, and back: ``a.tar`` may be served as ``a.tfrecord``.
+    """Maps keys of sources to keys of results, and back: ``a.tar`` may be served as ``a.tfrecord``.
 
     With suffixes, only sources that have one of them are served: an object that the transform is not meant for must not be
     served as it is, because the transform may be there to redact it.

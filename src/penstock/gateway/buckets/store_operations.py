@@ -105,7 +105,7 @@ class StoreOperations(BucketOperations):
 
     async def put_object(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """PutObject: a large body goes to the store in parts, as it comes."""
-        object_headers(request.headers)  # refuses what is not valid
+        object_headers(request.headers)  # refuses invalid headers
         if_absent = _is_only_if_absent(request)
         if body.length_bytes is None:
             raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")

@@ -120,7 +120,7 @@ class FirstRead(LoopSink):
         return landing
 
     def _release(self) -> None:
-        """Put back what was reserved before the size was known; idempotent."""
+        """Release the bytes that were reserved before the size was known; idempotent."""
         size_bytes, self._reserved_bytes = self._reserved_bytes, 0
         if size_bytes:
             self._budget.release(size_bytes)

@@ -128,7 +128,7 @@ class TransformedBucket:
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
         """Begin to read a result; see ``Bucket.open``. The transform runs when its first byte or its size is requested.
 
-        Cost: what the source bucket needs to describe the source; a look at the disk for a result that this process has not
+        Cost: the source bucket's cost of describing the source; a look at the disk for a result that this process has not
         used before.
         """
         source = await self._find_source(request)

@@ -130,7 +130,7 @@ class UpstreamBucket:
         try:
             try:
                 return await self._fetch(request, hint)
-            except ObjectChangedError:  # the cache believed in a version that was replaced, and now knows better
+            except ObjectChangedError:  # the version in the cache was replaced, and the cache now knows it
                 return await self._fetch(request, hint)
         except ProtocolError:  # the store may know neither lengths nor ranges; if it is really broken, this fails too
             return await self._open_whole(request.key)
@@ -146,7 +146,7 @@ class UpstreamBucket:
             if self._cached is not None and self._cached.config.metadata_ttl_s > 0:
                 await (
                     first.wait_body()
-                )  # only now it is certain that the version that the cache believed in still exists
+                )  # only now it is certain that the version which the cache holds still exists
         except SpanError:
             return UpstreamObject(self, await self._stat(key))
         except ConfigError as error:
@@ -226,7 +226,7 @@ class UpstreamBucket:
     async def stream(self, info: ObjectInfo, span: ByteRange) -> AsyncGenerator[memoryview]:
         """Iterate over the bytes of a range of one version, part by part, read ahead.
 
-        What the page cache has is read on the event loop's thread, where a piece is sent while it is still in the processor's
+        Blocks in the page cache are read on the event loop's thread, where a piece is sent while it is still in the processor's
         cache. The rest, from the first miss, comes in larger parts from other threads. A piece is valid until the next one is
         requested.
         """

@@ -134,7 +134,7 @@ class AccessLogWriter:
             self._wake.set()
 
     def close(self) -> None:
-        """Write what waits, unless the stream takes nothing for 2 seconds. Idempotent."""
+        """Write the waiting records, unless the stream takes nothing for 2 seconds. Idempotent."""
         self._closed.set()
         self._wake.set()
         thread, self._thread = self._thread, None

@@ -138,7 +138,7 @@ class ClientConnection(web.RequestHandler):
     # ── plain requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin_plain(self, data: bytes) -> bool:
-        """Have a plain request answered; after the first other bytes, aiohttp reads the connection alone."""
+        """Have a plain request answered; after the first other bytes, only aiohttp reads the connection."""
         found = parse_plain(data) if len(data) <= self._front.limits.header_bytes_max else None
         if found is None:
             self._is_plain = False
@@ -243,7 +243,7 @@ class ClientConnection(web.RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
-        """Answer what is not valid HTTP, and errors of our own, with an error document."""
+        """Answer invalid HTTP, and our own errors, with an error document."""
         if status >= 500:
             log.error("A request failed.", exc_info=exc)
         if request.writer.output_size > 0:

@@ -149,7 +149,7 @@ class ClientExchange:
         return self.sent_bytes + self.received_bytes - waiting_bytes
 
     def break_off(self) -> None:
-        """Reset the connection, so that the client cannot take what it has for the whole answer."""
+        """Reset the connection, so that the client cannot mistake a part for the whole answer."""
         self.is_broken = True
         break_off(self.request.transport)
 
@@ -211,7 +211,7 @@ class ClientExchange:
 
 
 def break_off(transport: object) -> None:
-    """Reset a connection. The operating system drops what it has not sent, and the client sees an error."""
+    """Reset a connection. The operating system drops unsent bytes, and the client sees an error."""
     if transport is None:
         return
     connection = transport.get_extra_info("socket")  # type: ignore[attr-defined]

@@ -323,7 +323,7 @@ class Front:
         await self._answer_verified(exchange, self._verified(exchange, headers, target))
 
     def _verified(self, exchange: ClientExchange, headers: Mapping[str, str], target: Target) -> _VerifiedHead:
-        """Find out what a request addresses, and who sent it.
+        """Find the bucket and key that a request addresses, and its sender.
 
         Raises:
             S3Error: The address or the query is not valid, or the signature is missing or wrong.
@@ -353,7 +353,7 @@ class Front:
         """Send an error document, or break the connection off if the answer has begun; return the error's code."""
         is_conditional = not _VERSION_HEADERS.isdisjoint(map(str.lower, exchange.request.headers))
         refusal = as_s3_error(error, is_conditional=is_conditional)
-        is_refused = isinstance(error, S3Error) and error.status == 501  # the client asked for what is not done here
+        is_refused = isinstance(error, S3Error) and error.status == 501  # the client asked for an unsupported operation
         if (refusal.status >= 500 and not is_refused) or exchange.response is not None:
             name = public_key(f"{exchange.bucket}/{exchange.key}")
             is_known = isinstance(error, (S3Error, PenstockError))
@@ -372,7 +372,7 @@ class Front:
         return refusal.code
 
     def refuse_malformed(self, request: BaseRequest, status: int) -> StreamResponse:
-        """Return the answer to what is not a valid HTTP request, or to one that failed unexpectedly."""
+        """Return the answer to an invalid HTTP request, or to one that failed unexpectedly."""
         self.metrics.add("penstock_gateway_malformed_total")
         exchange = ClientExchange(request)
         code, message = ("BadRequest", "The request is not valid HTTP.") if status < 500 else (

@@ -72,7 +72,7 @@ class Wanted(NamedTuple):
         return cls(parse_range(header), number)
 
     def for_version(self, request: GatewayRequest, head: ObjectHead) -> Wanted:
-        """Return what to send of one version: all of it if ``If-Range`` names another version."""
+        """Return the range to send of one version: all of it if ``If-Range`` names another version."""
         condition = request.headers.get("If-Range") if self.range is not None else None
         return Wanted(None, None) if condition is not None and not still_matches(condition, head) else self
 
@@ -276,7 +276,7 @@ def version_headers(
 
 
 def _add_part(headers: CIMultiDict[str], wanted: Wanted, head: ObjectHead, request: GatewayRequest) -> None:
-    """Add what an answer with one part says beside its bytes: how many there are, and the checksum of this one."""
+    """Add the headers of an answer with one part: the number of parts, and the checksum of this part."""
     number = wanted.part_number
     if number is None:
         return

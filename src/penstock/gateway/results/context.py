@@ -243,11 +243,11 @@ class ResultsContext:
         Args:
             blocks: The blocks of a run.
             position: First byte wanted, counted in the result.
-            end: End of what is wanted.
+            end: End of the wanted bytes.
             size_bytes: Bytes that are stored; None if that is not known.
 
         Returns:
-            The bytes from `position` on, as many as are there; None if a thread must look for them.
+            The bytes from `position` on, as many as there are; None if a thread must look for them.
         """
         index, start = divmod(position, self.storage.block_bytes)
         block = self.recent.get(blocks.digest, index)
@@ -264,7 +264,7 @@ class ResultsContext:
         Args:
             blocks: The blocks of a run.
             position: First byte wanted, counted in the result.
-            end: End of what is wanted.
+            end: End of the wanted bytes.
             size_bytes: Bytes that are stored; None if only full blocks are.
 
         Returns:

@@ -251,7 +251,7 @@ class DerivedResults:
         return True
 
     async def close(self) -> None:
-        """Abort what is being written, end the threads and close the store; idempotent."""
+        """Abort writes in progress, end the threads and close the store; idempotent."""
         self._closed = True
         await asyncio.to_thread(self._executor.shutdown)
         await asyncio.to_thread(self.store.close)

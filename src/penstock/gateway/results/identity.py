@@ -50,7 +50,7 @@ class ResultIdentity:
 
     @property
     def name(self) -> ResultName:
-        """How the result is found."""
+        """The way in which the result is found."""
         return ResultName(self.scope, self.key, self.etag)
 
     def with_new_nonce(self) -> ResultIdentity:
@@ -76,7 +76,7 @@ class ResultIdentity:
 
 
 class ResultName(NamedTuple):
-    """How a result is found: by a request that computed its ETag, or that sent the ETag in ``If-Match``.
+    """The way in which a result is found: by a request that computed its ETag, or that sent the ETag in ``If-Match``.
 
     Attributes:
         scope: The upstream, as ``scope_of`` names it.

@@ -257,7 +257,7 @@ class ResultReader:
         self._context.metrics.add("penstock_gateway_result_bytes_total", len(piece), place=place)
 
     def close(self) -> None:
-        """Drop what is being read ahead; idempotent."""
+        """Drop the read-ahead; idempotent."""
         if self._ahead is not None:
             future, self._ahead = self._ahead[1], None
             future.cancel()

@@ -71,7 +71,7 @@ class ResultRecord:
 
     @property
     def name(self) -> ResultName:
-        """How the result is found."""
+        """The way in which the result is found."""
         return ResultName(self.scope, self.key, self.etag)
 
     @property

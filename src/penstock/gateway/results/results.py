@@ -192,7 +192,7 @@ class Results:
             await asyncio.wait(list(self._uploads.values()))
 
     def left(self, shared: SharedResult) -> None:
-        """Decide what happens to a result that a reader has left: its run goes on alone, or is cancelled."""
+        """Decide what happens to a result that a reader has left: its run goes on without readers, or is cancelled."""
         if shared.is_wanted or not shared.is_busy or shared in self._alone:
             return
         self._alone = {other for other in self._alone if other.is_busy and not other.is_wanted}
@@ -216,7 +216,7 @@ class Results:
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def close(self) -> None:
-        """Cancel all runs, store what is complete, and close the storage; idempotent."""
+        """Cancel all runs, store complete results, and close the storage; idempotent."""
         self._closed = True
         while self._tasks:
             for shared in self._tasks.values():

@@ -73,7 +73,7 @@ class Cursor:
 
 
 class Run:
-    """One run of what produces a result; what it produces is written to it as to a ``ResultWriter``.
+    """One run of what produces a result; its output is written to the run as to a ``ResultWriter``.
 
     Args:
         plan: Describes the result, and how it is produced.

@@ -298,7 +298,7 @@ class SharedResult:
             await asyncio.sleep(pause_s)
 
     async def _clean_up(self, record: ResultRecord | None) -> None:
-        """Remove what a process left behind that was killed while it produced the result.
+        """Remove the files of a process that was killed while it produced the result.
 
         Raises:
             S3Error: Somebody may have read bytes of it, and another run would have others.
@@ -324,7 +324,7 @@ class SharedResult:
                 stores=self._is_storable,
             )
             if not self.plan.is_deterministic:
-                await run.announce()  # so that whoever takes over knows that bytes were read
+                await run.announce()  # so that the next producer knows that bytes were read
             self._wake()
             outcome = "failed"
             began_s = time.monotonic()

@@ -83,7 +83,7 @@ class Assembly:
 
     Args:
         order: The configuration and keys of the process.
-        metrics: Takes what the parts count.
+        metrics: Takes the counts of the parts.
         authenticator: Says who may use which webhook; None if no requests of clients are answered.
 
     Attributes:
@@ -119,7 +119,7 @@ class Assembly:
         """Open everything, and start the transforms.
 
         Raises:
-            ConfigError: A part cannot be made of the configuration; what was opened before is closed by ``close``.
+            ConfigError: A part cannot be made of the configuration; ``close`` closes the parts that were opened before.
         """
         config = self._config
         sources = self.sources
@@ -378,7 +378,7 @@ class InternalFront:
 
 
 class InternalLinks:
-    """How other processes reach the sources of one access point. Implements ``SourceLinks``.
+    """Gives other processes access to the sources of one access point. Implements ``SourceLinks``.
 
     Args:
         point: The access point.
@@ -402,7 +402,7 @@ class InternalLinks:
         if self._is_s3:
             try:
                 return split(presigned_get(self._store, key, expires_s=self._expires_s))
-            except ConfigError:  # objects encrypted with a customer's key cannot be read by a URL alone
+            except ConfigError:  # objects encrypted with a customer's key cannot be read by only a URL
                 pass
         return split(self.signed_url(key, head, {}))
 

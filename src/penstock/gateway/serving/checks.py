@@ -81,7 +81,7 @@ def _named_in(named: Callable[[str], str], table: str) -> Callable[[str], str]:
 
 
 def _check_declared(config: Any, named: Callable[[str], str]) -> None:
-    """Check each setting of a config, and of the configs in it, against what is declared of it."""
+    """Check each setting of a config, and of the configs in it, against its declaration."""
     for each in fields(config):
         value, declared, name = getattr(config, each.name), each.metadata.get("setting", Setting()), named(each.name)
         if is_dataclass(value):

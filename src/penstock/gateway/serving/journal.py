@@ -50,7 +50,7 @@ class Journal:
 
 
 class JournalHandler(logging.Handler):
-    """Writes what the package's loggers say to the journal: output of handlers, failures of transforms with key and request.
+    """Writes the package's log to the journal: output of handlers, failures of transforms with key and request.
 
     Args:
         journal: Takes the records.
@@ -111,7 +111,7 @@ class Activity:
         """Keep an error for the status page. Several errors of one request become one entry.
 
         Args:
-            what: Name of what failed: a request, or a part of the gateway; empty if only the request's ID is known.
+            what: Name of the part that failed: a request, or a part of the gateway; empty if only the request's ID is known.
             reason: Why; secrets in URLs are removed.
             request_id: ID of the request; empty if there is none.
         """
@@ -124,7 +124,7 @@ class Activity:
         known["reason"] = _shortened(f"{known['reason']}; {reason}" if known["reason"] else reason)
 
     def details(self) -> dict[str, Any]:
-        """Return what a snapshot shows of it."""
+        """Return the part of it that a snapshot shows."""
         return {"seconds": list(self._seconds), "errors": list(self._errors)}
 
 

@@ -88,7 +88,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 class TlsCertificate:
-    """A server's certificate. New connections use what was loaded last; open ones keep theirs.
+    """A server's certificate. New connections use the certificate that was loaded last; open ones keep theirs.
 
     Args:
         config: The configuration, with both paths.

@@ -40,7 +40,7 @@ class GatewayProcess:
     Args:
         order: The configuration and keys to serve with.
         peers: All processes of the gateway, this one included.
-        journal: Takes what happens beside requests.
+        journal: Takes messages other than those of requests.
     """
 
     def __init__(self, order: WorkerOrder, *, peers: Peers, journal: Journal) -> None:
@@ -128,7 +128,7 @@ class GatewayProcess:
             self._journal.say(f"reloaded {' and '.join(reloaded) or 'nothing'}; {NOT_RELOADED}")
 
     def snapshot(self) -> Snapshot:
-        """Return what this process knows of itself."""
+        """Return the facts about this process."""
         front, assembly = self._front, self._assembly
         gauges: dict[LabelledName, float] = {
             ("penstock_gateway_processes", ()): 1,
@@ -178,7 +178,7 @@ def live_row(exchange: ClientExchange) -> dict[str, Any]:
 def _budget_bytes(workers_count: int) -> int:
     """Return the budget for reading of one of several processes.
 
-    A quarter of the memory is for what the budget does not count: answers on their way to slow clients, the latest blocks of
+    The budget leaves a quarter of the memory for everything else: answers on their way to slow clients, the latest blocks of
     results that are being produced, and the processes themselves. bench/gateway_clients.py shows that it is enough.
     """
     return default_budget_bytes() // workers_count * 3 // 4

@@ -125,7 +125,7 @@ _KEYS_HINT = f"--keys FILE, or {KEYS_VARIABLE}=ACCESS:SECRET:ro; or --host 127.0
 
 
 def announcement(config: GatewayConfig, *, port: int) -> list[str]:
-    """Return what is printed when the gateway is ready: its address, and a command that reads from it.
+    """Return the text that is printed when the gateway is ready: its address, and a command that reads from it.
 
     Args:
         config: The configuration.
@@ -149,7 +149,7 @@ def announcement(config: GatewayConfig, *, port: int) -> list[str]:
 
 
 def plan_text(point: AccessPoint) -> str:
-    """Return in a few words what an access point serves."""
+    """Describe in a few words what an access point serves."""
     what = point.transform
     if point.handler is not None:
         what = f"Lambda {point.handler.handler}"

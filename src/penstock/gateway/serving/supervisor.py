@@ -83,7 +83,7 @@ class Supervisor:
     Args:
         order: The configuration and keys of the workers.
         listeners: One listening socket per worker.
-        journal: Takes what happens.
+        journal: Takes the supervisor's messages.
         read_keys: Reads the access keys again; called on SIGHUP.
         on_ready: Called once when all workers answer.
     """
@@ -251,7 +251,7 @@ class Supervisor:
                 task.add_done_callback(self._tasks.discard)
 
     async def _answer_totals(self, slot: WorkerSlot, number: int) -> None:
-        """Send a worker what all processes know; the worker adds it up."""
+        """Send a worker the snapshot of all processes; the worker adds it up."""
         snapshots = await self._collect()
         if slot.channel is not None:
             ended = [] if self._ended is None else [self._ended]

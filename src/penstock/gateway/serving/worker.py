@@ -34,7 +34,7 @@ TOTALS_S_MAX = 3.0
 
 
 class SupervisedPeers:
-    """Asks the supervisor what all processes know. Implements ``Peers``.
+    """Asks the supervisor for the snapshot of all processes. Implements ``Peers``.
 
     Args:
         channel: Connection to the supervisor.
@@ -102,7 +102,7 @@ async def _work(end: socket.socket, listener: socket.socket) -> int:
 
 
 async def _hear(channel: JsonChannel, process: GatewayProcess, peers: SupervisedPeers, stop: asyncio.Event) -> None:
-    """Do what the supervisor says, until it is gone."""
+    """Follow the supervisor's messages, until it is gone."""
     try:
         while (message := await channel.receive()) is not None:
             match message["kind"]:

@@ -138,7 +138,7 @@ _ANNOTATED = "different"
 
 
 def _converter(annotation: Any, where: str) -> tuple[Callable[[str], Any], str]:
-    """Return what converts a text to the annotated type, and a description of what it takes."""
+    """Return the converter from text to the annotated type, and a description of valid text."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
         return _SCALARS[annotation]

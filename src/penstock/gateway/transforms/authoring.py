@@ -89,7 +89,7 @@ class SourceReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochNumbers:
-    """What a request's epoch and seed say; ``TransformRequest`` describes the fields."""
+    """The epoch and the seed of a request; ``TransformRequest`` describes the fields."""
 
     epoch: int
     seed: int
@@ -101,7 +101,7 @@ class EpochNumbers:
 class TransformRequest:
     """The request that a transform serves, as far as the transform may see it.
 
-    Results are kept and shared. Therefore a transform sees only what is part of the result's ETag: the parameters and
+    Results are kept and shared. Therefore a transform sees only facts that are part of the result's ETag: the parameters and
     headers that it declares by ``query=`` and ``headers=``, and epoch and seed if it declares ``uses_epoch=True`` or
     ``deterministic=False``.
 
@@ -246,7 +246,7 @@ transform = Declaration
 
 
 def declaration_of(function: Any) -> Declaration:
-    """Return what a transform declares: by the decorator, or by attributes of these names that were set on the function.
+    """Return the declarations of a transform: by the decorator, or by attributes of these names that were set on the function.
 
     Raises:
         ConfigError: An attribute has the wrong type.

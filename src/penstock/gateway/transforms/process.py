@@ -236,7 +236,7 @@ class TransformProcess:
     # ── frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _next_frame(self) -> int:
-        """Return the kind of the next frame. What has not been received of the current one is skipped."""
+        """Return the kind of the next frame. The unreceived part of the current one is skipped."""
         await self._skip()
         while self._head_length < HEAD.size:
             self._head_length += await self._receive_into([memoryview(self._head)[self._head_length :]])

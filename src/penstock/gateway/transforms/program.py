@@ -256,7 +256,7 @@ class LoadedProgram:
     steps: tuple[LoadedStep, ...]
 
     def description(self) -> ProgramDescription:
-        """Return what the gateway should know.
+        """Return the facts for the gateway.
 
         Raises:
             ConfigError: The code of a step cannot be identified.
@@ -344,7 +344,7 @@ class ProgramResponse(NamedTuple):
 
 
 def request_of(step: LoadedStep, key: str, request_arguments: Mapping[str, str]) -> TransformRequest:
-    """Return what a transform knows about a request.
+    """Return the request as the transform sees it.
 
     Raises:
         S3Error: The request's query has a wrong value.

@@ -161,7 +161,7 @@ class VersionReader(io.RawIOBase):
                 end = chunk.offset_bytes + len(chunk.data)
                 self.seek(end)
                 data = chunk.data.toreadonly()
-                del chunk  # the caller alone keeps the memory
+                del chunk  # only the caller keeps the memory
                 if checksum is not None:
                     checksum[1].update(data)
                     if end == self.size_bytes:

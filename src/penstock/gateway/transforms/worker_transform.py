@@ -439,7 +439,7 @@ class _SizeQuestion(NamedTuple):
 
 
 class BoundedWriter:
-    """Checks what a worker writes, and stops the clock while the result takes no more; a ``ResultWriter``.
+    """Checks the output of a worker, and stops the clock while the result takes no more; a ``ResultWriter``.
 
     Args:
         output: Takes the checked output.

@@ -156,7 +156,7 @@ async def _event_of(request: web.BaseRequest, bucket: str) -> WebhookEvent:
 
 
 def _request_of(request: web.BaseRequest, bucket: str, input_url: str, user: Any, event: Any) -> GatewayRequest:
-    """Return the request of the other server's client, with what the event says about it."""
+    """Return the request of the other server's client, with the fields of the event."""
     url = URL(user.get("url", ""))
     headers: CIMultiDict[str] = CIMultiDict()
     for name, values in (user.get("headers") or {}).items():

@@ -173,7 +173,7 @@ class _Task:
 
 
 class Rebatcher(ABC):
-    """Builds batches of what comes out of the stages, whatever number of outputs that is.
+    """Builds batches of the outputs of the stages, however many there are.
 
     Args:
         backend: Backend whose batches this builder makes.
@@ -249,7 +249,7 @@ class Rebatcher(ABC):
 
 
 class LocalRebatcher(Rebatcher):
-    """Rebatches what the decode threads of this process make.
+    """Rebatches the outputs of this process's decode threads.
 
     Args:
         backend: Backend whose batches this builder makes.

@@ -71,7 +71,7 @@ class OpenBatch:
     charged_bytes: int = 0
 
     def charge(self) -> None:
-        """Take the bytes of the columns out of the process's budget; reading ahead uses what is left."""
+        """Take the bytes of the columns out of the process's budget; reading ahead uses the rest."""
         self.charged_bytes = sum(map(_column_bytes, self.values.values()))
         process_budget().reserve(self.charged_bytes, force=True)
 
@@ -121,7 +121,7 @@ class BatchBuilder(Protocol):
 
 
 class BatchInput(Protocol):
-    """What a builder reads: a ``Feed``, or the blocks that worker processes give."""
+    """The source of a builder: a ``Feed``, or the blocks that worker processes give."""
 
     def close(self) -> None:
         """Cancel the reads in progress; idempotent. May be called from any thread."""
@@ -319,7 +319,7 @@ class ThreadBackend:
 
 
 def _column_bytes(column: Any) -> int:
-    """Size in bytes of an array or of a list of ``bytes``. Other lists count as 0, because what they hold is small."""
+    """Size in bytes of an array or of a list of ``bytes``. Other lists count as 0, because their values are small."""
     if isinstance(column, list):
         return sum(map(len, column)) if column and isinstance(column[0], bytes) else 0
     return int(getattr(column, "nbytes", 0))
