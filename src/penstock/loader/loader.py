@@ -165,7 +165,7 @@ class Loader:
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the training loop: after the last batch that it received, whatever has been read ahead.
+        """The position of the training loop: after the last batch that it received, regardless of read-ahead.
 
         Returns:
             A dict that can be stored as JSON, in a few hundred bytes. Without an index it has about 150 more for each lane, and

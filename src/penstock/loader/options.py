@@ -149,7 +149,7 @@ class Batching(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """How batches are made, in every epoch.
+    """The settings by which batches are made, in every epoch.
 
     Attributes:
         transforms: Transform of the samples of each source, by number of the source.

@@ -25,7 +25,7 @@ class IndexPosition:
 
 
 class RunStart(NamedTuple):
-    """The place where a run of a lane begins: what a lane needs to read the run again.
+    """The place where a run of a lane begins: the facts that a lane needs to read the run again.
 
     Attributes:
         run_index: Number of the run in this lane and epoch, from 0.

@@ -71,7 +71,7 @@ def _together(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """`value`, copied out of what was read if it is a slice of it."""
+    """`value`, copied if it is a slice of a larger buffer."""
     if not isinstance(value, memoryview):
         return value
     return np.array(value) if is_typed(value) else bytes(value)

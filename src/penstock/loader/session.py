@@ -267,7 +267,7 @@ class Session:
         ):  # samples whose outputs were handed out go through the stages again
             from_position = max(from_position, position + REBATCHED_SAMPLES_MAX * plan.read_plan.order.world_size)
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
-        self._close_epoch()  # what was prefetched is read again
+        self._close_epoch()  # prefetched batches are read again
 
     # ── opening an epoch ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -373,7 +373,7 @@ class Session:
         return self._first if change is None else self._call_on_epoch(**change) or self._first
 
     def _call_on_epoch(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
-        """What ``on_epoch`` returns for an epoch."""
+        """The result of ``on_epoch`` for an epoch."""
         assert self.options.on_epoch is not None
         given = self.options.on_epoch(epoch, LoaderStatistics.of(statistics))
         if given is None:

@@ -43,7 +43,7 @@ class LoaderStatistics:
     batches: int
     """Number of batches given to the training loop."""
     bytes: int
-    """Bytes of shards that arrived from the store. Reading ahead makes them a little more than what the samples needed."""
+    """Bytes of shards that arrived from the store. Reading ahead makes them a little more than the samples needed."""
     saved_bytes: int
     """Bytes of shards that were not fetched, because the pipeline uses none of the fields in them."""
     elapsed_s: float
@@ -156,7 +156,7 @@ _OF_CACHE = ("hit_count", "hit_bytes", "miss_count", "fetched_bytes")
 
 
 def cache_sums(stores: Iterable[Store]) -> dict[str, int]:
-    """Sums of what the caches around some stores counted in this process, by their names in ``LoaderStatistics``."""
+    """Sums of the counters of the caches around some stores in this process, by their names in ``LoaderStatistics``."""
     sums = {f"cache_{name}": 0 for name in _OF_CACHE}
     for store in stores:
         counts = getattr(store, "counts", None)  # a ``Cached`` store has them

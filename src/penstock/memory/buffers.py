@@ -58,7 +58,7 @@ def lease(owner: bytearray | mmap.mmap, returned: deque[T], token: T) -> memoryv
     Args:
         owner: The memory.
         returned: Gets `token` when the last reference to the result is dropped, in any thread.
-        token: Names the memory to whoever reads `returned`.
+        token: Names the memory to the reader of `returned`.
     """
     leased = _lease_type(len(owner)).from_buffer(owner)
     leased.give_back = partial(returned.append, token)

@@ -85,7 +85,7 @@ class LandingFile:
 class FileLanding(Landing):
     """The destination of a body in a file. ``start``, ``end`` and ``position`` are offsets in the file.
 
-    ``buffer`` is missing: what is to be written goes through ``append``, or moves to ``file`` inside the kernel.
+    ``buffer`` is missing: bytes to write go through ``append``, or moves to ``file`` inside the kernel.
 
     Args:
         file: The file.

@@ -62,7 +62,7 @@ def covering(ranges: Sequence[ByteRange]) -> ByteRange:
 
 
 def merged_spans(ranges: Iterable[ByteRange], *, gap_bytes: int) -> tuple[ByteRange, ...]:
-    """What to read for some ranges of one object, in any order: ascending, and near ones merged."""
+    """The ranges to read for some ranges of one object, in any order: ascending, and near ones merged."""
     ordered = sorted(ranges)
     if len(ordered) < 2:  # hundreds of thousands of samples of a zip are looked at when it is opened
         return tuple(ordered)

@@ -54,7 +54,7 @@ class NodeView:
     directory_mode: int = 0o555
 
     def attributes(self, node: Node) -> Attributes:
-        """Return what the kernel is told of a node.
+        """Return the kernel's attributes of a node.
 
         A directory has one link, which says, as on btrfs, that the number of directories in it is not known.
         """
@@ -69,7 +69,7 @@ class NodeView:
     def entries(self, nodes: Sequence[Node], following: int) -> Iterator[tuple[Attributes, bytes, int]]:
         """Iterate entries of a directory as a reply takes them; `following` is the offset after the first one.
 
-        Cost: 0.3 us per file. What ``attributes`` does is written out here, because this bounds how fast a tree is walked.
+        Cost: 0.3 us per file. The code of ``attributes`` is repeated here, because this bounds how fast a tree is walked.
         """
         mode, uid, gid = stat.S_IFREG | self.file_mode, self.uid, self.gid
         for offset, node in enumerate(nodes, following):
@@ -88,7 +88,7 @@ class StoreFileSystem:
         directories: The tree of names.
         files: Opens files.
         view: Owner and permissions.
-        ttl_s: Seconds, since the store was asked, for which the kernel may use a name and what it stands for;
+        ttl_s: Seconds, since the store was asked, for which the kernel may use a name and its node;
             ``math.inf`` for as long as the mount lives.
         negative_ttl_s: The same for names that do not exist.
     """
@@ -145,7 +145,7 @@ class StoreFileSystem:
         self._directories.forget(inode, count)
 
     def get_attributes(self, inode: int, reply: KernelReply) -> None:
-        """Describe a node. What it says of a node never changes, so the store is not asked."""
+        """Describe a node. The attributes of a node never change, so the store is not asked."""
         node = self._directories.node(inode)
         if node is None:
             reply.error(errno.ESTALE)

@@ -263,7 +263,7 @@ def start_mount(
 
 
 def _begin(process: subprocess.Popen[bytes], request: DaemonRequest) -> str:
-    """Tell the process what to mount, and return its warning once programs can use the mount."""
+    """Send the process its mount, and return its warning once programs can use the mount."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it died, which the missing answer shows

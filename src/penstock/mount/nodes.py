@@ -27,7 +27,7 @@ class Node(NamedTuple):
         parent: Inode number of its directory; that of the root itself for the root.
         info: The object of a file; None for a directory.
         modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
-        seen_s: When the store was asked for what this record says, on the monotonic clock. Its lifetime begins here.
+        seen_s: When the store was asked for this record, on the monotonic clock. Its lifetime begins here.
         st_ino: Number that programs see, and that no other path has. It is a digest of the path, so it is the same in every
             version and every mount, unless that is the digest of another path of the mount, too.
     """
@@ -67,7 +67,7 @@ ReadEntries: TypeAlias = "Callable[[int, int, EntriesThen], None]"
 
 
 class Attributes(NamedTuple):
-    """What the kernel is told of a node.
+    """The kernel's record of a node.
 
     Attributes:
         inode: Number by which the kernel asks for the node. It keeps pages and size by this number, so two versions of a file

@@ -67,7 +67,7 @@ class MountServer:
 
     Raises:
         ConfigError: The configuration or the system does not permit the mount.
-        StoreError: The store refuses to list what is to be mounted, or cannot be reached.
+        StoreError: The store refuses to list the URL, or cannot be reached.
 
     Cost: one request to see that the store answers; a thread for the kernel's requests, unless the store is read over plain
         HTTP: then the thread of that event loop answers them.
@@ -151,9 +151,9 @@ class MountServer:
 def _begin_session(
     session: FuseSession, store: Store, ended: Callable[[BaseException | None], object]
 ) -> Callable[[], object]:
-    """Begin to answer the kernel's requests, and return what waits for their thread after the session has ended.
+    """Begin to answer the kernel's requests, and return a function that waits for their thread after the session has ended.
 
-    The thread is the one that receives what the store sends, which is faster than two threads that take turns. Stores that have
+    The thread is the one that receives the store's answers, which is faster than two threads that take turns. Stores that have
     no event loop, or whose loop decrypts, get a thread of their own.
 
     Args:
@@ -228,7 +228,7 @@ def collect_rarely() -> None:
 def serve_until_signal(server: MountServer, *, announce: Callable[[], object]) -> None:
     """Wait until the file system is unmounted, or SIGTERM, SIGINT or SIGHUP arrives, and close it. For the main thread only.
 
-    Signals that arrive while it is closed change nothing: a process that is told twice to end must still unmount.
+    Signals that arrive while it is closed change nothing: a process that gets two signals must still unmount.
 
     Args:
         server: The file system.

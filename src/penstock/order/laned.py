@@ -146,7 +146,7 @@ class LanedOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CountedOrder(LanedOrder):
-    """What ``IndexedOrder`` and ``MixOrder`` share: position p is round p // L of lane p mod L."""
+    """The common part of ``IndexedOrder`` and ``MixOrder``: position p is round p // L of lane p mod L."""
 
     if TYPE_CHECKING:
 

@@ -242,7 +242,7 @@ class MixOrder(CountedOrder):
     def source_at(self, source: int, lane: int, taken: int) -> SourcePosition:
         """Return where a source continues when `taken` of its samples have left `lane`.
 
-        The runs of the returned order are what to read; its shard indices count modulo ``len(sources[source].samples)``.
+        The runs of the returned order are to be read; its shard indices count modulo ``len(sources[source].samples)``.
         """
         check_ranges(("source", source, 0, self.sources_count - 1))
         lane = (lane - self._rotations[source]) % self.lanes_count

@@ -75,7 +75,7 @@ def refuse_inside(source_url: str, destination_url: str) -> None:
 
 
 class Destination(ShardFolder):
-    """A folder that shards are written to, and what is stored there.
+    """A folder that shards are written to, and the objects that are stored there.
 
     Args:
         store: Store rooted at the folder.
@@ -226,7 +226,7 @@ class Destination(ShardFolder):
         }
 
     def save(self, plan: PackPlan) -> None:
-        """Drop the uploads that a killed run left. If the plan is new, delete what it replaces, then store the plan.
+        """Drop the uploads that a killed run left. If the plan is new, delete the shards that it replaces, then store the plan.
 
         Any other run that is still writing here stops, see ``penstock.pack.shard_file``.
         """

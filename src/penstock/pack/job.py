@@ -74,7 +74,7 @@ class PackJob:
         Args:
             plan: The stored plan. Everybody who can write to the destination may have written it, so it must not name anything
                 outside the source.
-            replan: Returns the plan of what the source holds now.
+            replan: Returns the plan of the source as it is now.
             must_match: Whether a source that has changed is an error.
             urls: URLs of the source; None if a manifest or a table names its objects.
 
@@ -103,7 +103,7 @@ class PackJob:
         return plan
 
     def save(self) -> None:
-        """Write the plan down if it is new; before that, delete what it replaces, and uploads that a killed run left."""
+        """Write the plan down if it is new; before that, delete the shards that it replaces, and uploads of a killed run."""
         self.destination.save(self.planned)
 
     def _execute(

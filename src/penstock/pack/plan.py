@@ -113,7 +113,7 @@ class PackPlan:
         """Refuse a finished plan if the source has changed since it was made.
 
         Args:
-            now: Plan of what the source holds now.
+            now: Plan of the source as it is now.
 
         Raises:
             DataError: Objects were added, removed or changed; the error names the first one.
@@ -147,7 +147,7 @@ class PackPlan:
         """Restore the members' keys, with the queries that are not stored, from another plan of the same source.
 
         Args:
-            now: Plan of what the source names now.
+            now: Plan of the source as it is now.
 
         Raises:
             ConfigError: The source no longer names an object of this plan.
@@ -215,7 +215,7 @@ def decode(data: Buffer, name: str) -> PackPlan:
 
 
 def _contents(plan: PackPlan) -> dict[str, list[Any]]:
-    """Return what the source holds, by sample; in a conversion, by shard."""
+    """Return the contents of the source, by sample; in a conversion, by shard."""
     found: dict[str, list[Any]] = {}
     for shard in plan.shards:
         for entry in shard.entries:

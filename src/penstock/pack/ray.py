@@ -173,7 +173,7 @@ class RayTasks:
             raise WorkerDiedError(f"{what} was given up: {type(error).__name__}: {error}") from error
 
     def _cancel(self, refs: list[Any]) -> None:
-        """Have the running tasks drop what they have begun."""
+        """Have the running tasks drop their unfinished shards."""
         with suppress(self._ray.exceptions.RayError):
             for ref in refs:
                 self._ray.cancel(ref, recursive=False)

@@ -139,7 +139,7 @@ class WriteContext(NamedTuple):
 
 
 class Recipe(Protocol):
-    """How shards are written. It pickles."""
+    """The way in which shards are written. It pickles."""
 
     @property
     def format(self) -> str:
@@ -333,7 +333,7 @@ class ShardsRecipe:
     def _samples_of_source(
         self, context: WriteContext, pieces: list[_SourcePiece]
     ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield what one source contributes to the shards, reading it once and no further than they need."""
+        """Yield the samples of one source for the shards, reading it once and no further than they need."""
         (member,) = pieces[0].entry.members
         waiting = iter(pieces)
         piece = next(waiting)

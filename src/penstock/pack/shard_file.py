@@ -190,7 +190,7 @@ class ShardFile:
         self._record(prepared, key)
 
     def _record(self, prepared: dict[str, Any], key: str) -> None:
-        """Keep what the index says of a sample besides its bounds and checksum."""
+        """Keep the index's facts about a sample besides its bounds and checksum."""
         read_as = self._written.read_as
         if read_as.startswith("jsonl") and "json" in prepared:
             self._keys = None  # the line itself may hold another key

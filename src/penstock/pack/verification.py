@@ -151,7 +151,7 @@ def _compare(read: ShardIndex, stored: ShardIndex, url: str, *, has_keys: bool) 
     """Refuse a shard that differs from its index.
 
     Args:
-        read: Index of what was read.
+        read: Index of the bytes that were read.
         stored: Index that was stored.
         url: URL of the shard, for errors.
         has_keys: Whether keys were parsed; undecoded records have their keys among their bytes, under the checksum.

@@ -76,7 +76,7 @@ class ExecutionOptions:
 
 
 class MemoryShares(NamedTuple):
-    """How memory is divided.
+    """The division of memory.
 
     Attributes:
         reading_bytes: Bytes that reading may hold.
@@ -159,7 +159,7 @@ def write_in_threads(
     if options.memory_bytes_max is not None:
         set_process_budget(reading_bytes)
     jobs = min(jobs, len(groups))
-    for store in stores:  # all readers together send as many requests as one reader alone would
+    for store in stores:  # all readers together send as many requests as a single reader would
         config = store.fetch_config or FetchConfig()
         requests_max = max(config.requests_min, config.requests_max // jobs)
         store.fetch_config = dataclasses.replace(config, requests_max=requests_max)

@@ -217,7 +217,7 @@ def base_format(format_name: str) -> str:
 
 
 def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[str, ...]:
-    """Say what a conversion from one format to another loses of a sample; () if it loses nothing.
+    """Describe the parts of a sample that a conversion from one format to another loses; () if it loses nothing.
 
     Args:
         source: Name of the format that is read.
@@ -250,7 +250,7 @@ def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[s
 
 
 def loss_table() -> str:
-    """Return a Markdown table of what is lost from each row's format to each column's."""
+    """Return a Markdown table of the losses from each row's format to each column's."""
     targets = list(PLAIN_FORMATS)
     lines = ["| from | " + " | ".join(f"to {name}" for name in targets) + " |", "|---" * (len(targets) + 1) + "|"]
     for source in FORMAT_FEATURES:

@@ -172,7 +172,7 @@ class SizeBudget:
             starts the next one. ``"drop"``: the sample belongs to no batch.
 
         Raises:
-            ValueError: The sample alone exceeds the bound, or its size is negative.
+            ValueError: The sample by itself exceeds the bound, or its size is negative.
         """
         stage = self._stage
         if size < 0:

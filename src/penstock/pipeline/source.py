@@ -163,7 +163,7 @@ class SequentialReader(Protocol):
 
     @property
     def identity(self) -> str:
-        """What the samples and their order depend on; a state that was saved with another identity is refused."""
+        """Everything on which the samples and their order depend; a state that was saved with another identity is refused."""
 
     def open_epoch(self, epoch: int) -> SequentialEpoch:
         """Begin an epoch. Epochs before it that were not read are left out.

@@ -361,7 +361,7 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
 def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature is called with the sample alone
+    except (TypeError, ValueError):  # a builtin without a signature is called with only the sample
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter for parameter in parameters if parameter.kind in kinds]

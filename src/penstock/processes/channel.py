@@ -72,12 +72,12 @@ class JsonChannel:
         raise ValueError(f"{type(message).__name__} is not a message")
 
     async def drain(self) -> None:
-        """Wait until what was sent has left this process."""
+        """Wait until all sent bytes have left this process."""
         with suppress(OSError):
             await self._writer.drain()
 
     def end_receiving(self) -> None:
-        """Let ``receive`` return None after what has arrived, although another process may still hold the other end."""
+        """Let ``receive`` return None after the arrived messages, although another process may still hold the other end."""
         with suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RD)
 

@@ -228,7 +228,7 @@ class OutputPipe:
             self.take(b"\n")
 
     def close(self) -> None:
-        """Hand on what is left, and stop reading; idempotent."""
+        """Hand on the remaining output, and stop reading; idempotent."""
         if self._descriptor < 0:
             return
         self.drain()

@@ -67,7 +67,7 @@ class WorkerPool(ABC, Generic[W]):
         workers_count: Number of workers.
         waiting_max: Largest number of calls that wait.
         calls_max: Number of calls after which a worker is replaced; 0 for no limit.
-        log: Takes what happens to workers that no call hears of.
+        log: Takes events of workers that no call hears of.
 
     Attributes:
         starts_count: Number of workers that were started.

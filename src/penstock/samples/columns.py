@@ -290,7 +290,7 @@ class Layout:
             batch: All columns of the batch, without unused rows and with the reserved fields such as ``__key__``.
 
         Returns:
-            `batch` itself if nothing is padded, concatenated or collated; with a collate function, what that returns.
+            `batch` itself if nothing is padded, concatenated or collated; with a collate function, its result.
 
         Raises:
             DecodeError: The collate function failed.

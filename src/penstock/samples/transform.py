@@ -172,7 +172,7 @@ class SampleTransform:
             self._tables = {join: table_of(join, pipeline) for join in joins}
 
     def uncounted(self) -> SampleTransform:
-        """Return the same transform for samples that it has seen before: what it drops then is not counted again."""
+        """Return the same transform for samples that it has seen before: dropped samples are then not counted again."""
         transform = copy(self)
         transform.tolerance = Uncounted()
         return transform
@@ -387,7 +387,7 @@ def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, con
 
 
 def _called(prepared: _PreparedStage, given: dict[str, Any], values: Mapping[str, Any], context: SampleContext) -> Any:
-    """Return what the user's function makes of a sample, without the reserved field names."""
+    """Return the result of the user's function for a sample, without the reserved field names."""
     stage = prepared.stage
     assert isinstance(stage, Map | Filter | FlatMap)
     try:

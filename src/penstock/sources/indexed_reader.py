@@ -170,7 +170,7 @@ class IndexedReader(StoredReader):
 
 
 class PickedReader(IndexedReader):
-    """Some samples of shards, in the order in which a pipeline picks them. Its numbers count what was picked.
+    """Some samples of shards, in the order in which a pipeline picks them. Its numbers count the picked samples.
 
     Args:
         known: The shards and their index.

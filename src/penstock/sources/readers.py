@@ -92,7 +92,7 @@ class SampleReader(ABC):
 
     @abstractmethod
     def requests(self, number: int) -> Sequence[PlanItem]:
-        """Return what a stream requests for a sample; nothing if a user's function reads it."""
+        """Return the requests of a stream for a sample; nothing if a user's function reads it."""
 
     @abstractmethod
     def iter_keys(self) -> Iterator[str]:
@@ -181,7 +181,7 @@ class StoredReader(SampleReader):
         return StoredStream(self, numbers)
 
     def requests(self, number: int) -> Sequence[PlanItem]:
-        """Return what a stream requests for a sample."""
+        """Return the requests of a stream for a sample."""
         return self.located([number])[0].items
 
     def close(self) -> None:

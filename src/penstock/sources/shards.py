@@ -49,7 +49,7 @@ class Shard:
     Attributes:
         store: The store that it lies in.
         key: Key in `store`.
-        versions: The versions of shards of its source that indexes and responses have added to what the listing says. Shards
+        versions: The versions of shards of its source that indexes and responses have added to the listing. Shards
             themselves never change; only this table is written while a job reads, by the threads that read.
         format: Name of the format that the pipeline gives; None: the name or the first bytes of the shard tell.
         listed_etag: ETag in the listing; None if the listing has none or the shard was not listed.
@@ -91,7 +91,7 @@ class Shard:
         return self.listed_size_bytes if learned is None else learned.size_bytes
 
     def learn(self, *, etag: str | None = None, size_bytes: int | None = None) -> None:
-        """Record what a response or an index says about this shard.
+        """Record the version of this shard that a response or an index states.
 
         Args:
             etag: ETag; ignored if one is already known, because a job reads one version of each shard.

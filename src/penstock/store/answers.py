@@ -105,7 +105,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], requested: ByteRang
         requested: The range that was requested; None for the whole object.
 
     Raises:
-        ProtocolError: The answer does not state its range, or does not provably hold what was requested.
+        ProtocolError: The answer does not state its range, or does not provably hold the requested range.
         SpanError: The server ignores ranges, and the requested range starts past the object's end.
     """
     if status not in (200, 206):  # portals answer with 204, proxies that changed the body with 203

@@ -188,7 +188,7 @@ class CredentialProvider:
 
 
 def _reason_of(error: Exception) -> str:
-    """Return an error of the chain as text, without what a ``credential_process`` printed, which may hold secrets."""
+    """Return an error of the chain as text, without the output of a ``credential_process``, which may hold secrets."""
     fields = getattr(error, "kwargs", {})
     if fields.get("provider") == "custom-process" or isinstance(error, json.JSONDecodeError):
         return "the credential_process did not print credentials (its output is not shown, because it may hold secrets)"

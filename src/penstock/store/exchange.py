@@ -137,7 +137,7 @@ class Exchange(Resent, ABC, Generic[StoreT]):
         """Take in the head of a successful GET.
 
         Raises:
-            ProtocolError: The answer is not what was requested.
+            ProtocolError: The answer does not match the request.
             ObjectChangedError: The answer describes another version.
         """
         size_bytes, self.span = served_span(status, headers, operation.span)
@@ -224,7 +224,7 @@ class Exchange(Resent, ABC, Generic[StoreT]):
         error.attempts_count = 1
         return self.with_context(error)
 
-    # ── what the stores do differently ─────────────────────────────────────────────────────────────────────────────
+    # ── differences between the stores ─────────────────────────────────────────────────────────────────────────────
 
     def resend_if_corrected(self, answer: HttpAnswer) -> bool:
         """Send the request again if the answer says how it should have been sent, and return whether it was."""

@@ -280,7 +280,7 @@ class _RawObject(RawFile):
         return self._held_start + len(self._held)
 
     def _take(self, target: memoryview) -> int:
-        """Copy what is held to `target`, and return the number of bytes; 0 if nothing fits."""
+        """Copy the held bytes to `target`, and return the number of bytes; 0 if nothing fits."""
         for start, data in ((self._held_start, self._held), (0, self._first)):
             at = self._position - start
             if 0 <= at < len(data):
@@ -309,7 +309,7 @@ class _RawObject(RawFile):
         if self._run_fetches >= 2:
             self._start_stream(start, rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
             return 0
-        if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch what was requested and no more
+        if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch only the requested bytes
             self._start_stream(start, wanted, first_bytes=wanted)
             return 0
         length = min(rest, max(wanted, SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
@@ -435,7 +435,7 @@ class _WholeCheck:
                 self.error = error.with_traceback(None)  # its frames hold the bytes
 
     def _choose(self, sink: WaitingSink, transfer: Transfer) -> None:
-        """Wait for the answer to the HEAD, which was sent before the data was requested, and hash what has arrived."""
+        """Wait for the answer to the HEAD, which was sent before the data was requested, and hash the arrived bytes."""
         info, self._requested = sink.wait(transfer).info, None
         if info is not None and same_version(info, self._info):
             self._chosen = checksums.choose(info.checksums)
@@ -447,7 +447,7 @@ class _WholeCheck:
         self._unhashed.clear()
 
     def close(self) -> None:
-        """Cancel the request, and drop what is held; nothing is compared any more. Idempotent."""
+        """Cancel the request, and drop the held bytes; nothing is compared any more. Idempotent."""
         if self._requested is not None:
             self._requested[1].cancel()
         self._unhashed.clear()

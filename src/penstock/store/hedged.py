@@ -33,7 +33,7 @@ _TOKENS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeStatistics:
-    """How often a second request was sent.
+    """Counts of second requests.
 
     Attributes:
         hedged_count: Second requests that were sent.
@@ -303,7 +303,7 @@ class HedgedOperation(Relay):
             self.sink.done(completion)
 
     def _move(self, completion: Completion, landing: Landing) -> None:
-        """Copy what arrived of the second request's body to the caller's landing, where nothing else writes any more."""
+        """Copy the received part of the second request's body to the caller's landing, where nothing else writes any more."""
         body = completion.body[: landing.end - self.start]
         landing.position = self.start
         try:

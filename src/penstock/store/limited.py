@@ -17,7 +17,7 @@ from penstock.types import Completion, Operation, Sink, Transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatistics:
-    """How often requests had to wait for a permit.
+    """Counts of requests that had to wait for a permit.
 
     Attributes:
         in_flight_count: Requests that hold a permit now.

@@ -250,7 +250,7 @@ class _ParallelListing:
         heappush(self._wanted, (segment.position(), next(self._numbers), segment))
 
     def _launch(self, *, must: bool = False) -> None:
-        """Request what is wanted, within the bounds; with `must`, at least one page is then in flight."""
+        """Request the wanted pages, within the bounds; with `must`, at least one page is then in flight."""
         while self._wanted and len(self._in_flight) < self._requests_max:
             full = self._held_count + len(self._in_flight) >= PAGES_MAX
             if full and (self._in_flight or not must):
@@ -282,7 +282,7 @@ class _ParallelListing:
     # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take(self) -> None:
-        """Wait for a page, and replace its segment by what the page says."""
+        """Wait for a page, and replace its segment by the contents of the page."""
         segment, completion = self._in_flight.wait()
         if completion.error is not None:
             raise completion.error
@@ -314,7 +314,7 @@ class _ParallelListing:
             last = part
 
     def _rest(self, segment: _Segment, page: Page) -> _Segment | None:
-        """Return what is left to list after a flat page: more of the same, or a prefix to split; None if nothing is."""
+        """Return the segments left to list after a flat page: more of the same, or a prefix to split; None if nothing is."""
         split = segment.child_of
         if split is not None:
             split.keys_count += len(page.objects)
@@ -325,7 +325,7 @@ class _ParallelListing:
         if page.next_token is None or (high and last >= high):
             return None
         if self._skip and last.startswith(self._skip) and segment.low < self._behind:
-            if high == self._behind:  # what follows is requested already
+            if high == self._behind:  # the rest is requested already
                 return None
             if not high:
                 return _Segment(segment.prefix, low=self._behind, after=self._behind)

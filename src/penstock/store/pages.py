@@ -194,7 +194,7 @@ def _index_past(keys: Sequence[str], prefix: str) -> int:
 def check_order(page: Page, prefix: str, *, after: str, url: str | None = None) -> str:
     """Return the last key or sub-prefix of a page, or `after` if the page is empty.
 
-    Whoever merges two listings, or looks for what one of them lacks, relies on their order.
+    Code that merges or compares two listings relies on their order.
 
     Args:
         page: A page of a listing of `prefix`.

@@ -112,7 +112,7 @@ def read_parts(
 
 
 def check_iterable(method: str, requests: object) -> None:
-    """Refuse what is not an iterable of requests; raises ``ConfigError``."""
+    """Refuse arguments that are not iterables of requests; raises ``ConfigError``."""
     if isinstance(requests, str | bytes) or not hasattr(requests, "__iter__"):
         raise ConfigError(
             f"{method} takes an iterable of keys, not one {type(requests).__name__}", hint="read() takes one key"
@@ -182,7 +182,7 @@ def _answers(
     Args:
         store: The store that was read.
         finished: The read.
-        reader: The reader that it comes from, which releases what was reserved.
+        reader: The reader that it comes from, which releases the reserved bytes.
         again: Whether an object that does not have its checksum is read once more.
 
     Raises:
@@ -216,7 +216,7 @@ def bytes_of_read(
     for part in finished.parts:
         received_bytes += len(part.completion.body) if part.completion is not None else 0
         reader.release(part)
-        part.completion = part.landing = part.buffer = None  # the blob alone keeps its memory
+        part.completion = part.landing = part.buffer = None  # only the blob keeps its memory
     finished.parts = []  # no cycle is left for the collector
     if finished.buffer is None:
         assert completion is not None
@@ -299,7 +299,7 @@ class _Chunks(_Iterator):
         self._delivered = part
         last = read.delivered_count == len(read.parts)
         data, in_file = completion.body, type(completion.landing) is FileLanding
-        part.completion = part.landing = part.buffer = None  # the chunk alone keeps its memory
+        part.completion = part.landing = part.buffer = None  # only the chunk keeps its memory
         if len(read.parts) > 1 and read.item.span is None:
             self._hash(read, info, data, last=last)
         item = read.item

@@ -213,7 +213,7 @@ class _S3Exchange(Exchange[S3Store]):
     def check_described(self, headers: dict[bytes, bytes]) -> None:
         """Refuse an answer without ETag, time and request ID: the page of a portal, or the empty answer of a broken proxy.
 
-        Every S3 sends an object's ETag or time, and at least the request ID for what an Object Lambda makes.
+        Every S3 sends an object's ETag or time, and at least the request ID for a result of an Object Lambda.
         """
         if not headers.keys() & _OF_OBJECTS:
             raise ProtocolError("the answer has no ETag, no Last-Modified and no request id", retryable=True)

@@ -136,7 +136,7 @@ class Pool:
         return threads
 
     def close(self) -> None:
-        """Finish what is queued, then end the threads. Idempotent."""
+        """Finish the queued operations, then end the threads. Idempotent."""
         for thread in self.end():
             if thread is not threading.current_thread():
                 thread.join()
@@ -248,7 +248,7 @@ class ThreadedStore(Store, Generic[UploadT]):
         return job
 
     def close(self) -> None:
-        """Finish what was submitted, and end the threads. Idempotent."""
+        """Finish the submitted operations, and end the threads. Idempotent."""
         self._pool.close()
 
     def check_key(self, key: Key) -> None:
@@ -260,7 +260,7 @@ class ThreadedStore(Store, Generic[UploadT]):
         check_key(key)
 
     def perform(self, job: BlockingJob) -> None:
-        """Perform ``job.operation`` and write the answer to ``job.completion``; the caller maps what it raises."""
+        """Perform ``job.operation`` and write the answer to ``job.completion``; the caller maps its errors."""
         operation, completion = job.operation, job.completion
         match operation:
             case Get():

@@ -106,7 +106,7 @@ class Writer(CommitOnExit, io.RawIOBase):
         if_absent: bool = False,
         content_type: str = "",
     ) -> None:
-        self._state = "failed"  # what a constructor that raises leaves behind
+        self._state = "failed"  # the state after a constructor that raises
         super().__init__()
         part_bytes = PART_BYTES if part_bytes is None else part_bytes
         check_whole("part_bytes", part_bytes, 1)

@@ -24,7 +24,7 @@ def is_trusted(status: os.stat_result) -> bool:
 def others_can_read(status: os.stat_result, user_id: int | None = None) -> bool:
     """Whether a file of secrets can be read by users who should not.
 
-    If root owns the file and this user is another one, whoever installed it lets this user read it by the bits of the group:
+    If root owns the file and this user is another one, the installation lets this user read it by the bits of the group:
     packages install ``root:service`` with mode 0640, Kubernetes mounts secrets with 0440, and systemd's ``LoadCredential=``
     adds an ACL for the user, whose mask is shown there.
 

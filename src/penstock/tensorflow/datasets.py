@@ -341,10 +341,10 @@ class LoaderCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]  # Te
 
 
 class _State(tf.keras.Operation):  # type: ignore[misc]
-    """What Keras saves and loads with the model. It is no layer, so the model has the same layers as without it.
+    """The object that Keras saves and loads with the model. It is no layer, so the model has the same layers as without it.
 
     Args:
-        now: Returns what is saved: a dict for JSON, and variables.
+        now: Returns the state to save: a dict for JSON, and variables.
 
     Attributes:
         loaded: Position and values of the variables that were loaded and not restored yet; None if there are none.

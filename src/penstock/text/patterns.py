@@ -27,7 +27,7 @@ def has_glob(url: str) -> bool:
 
 
 def common_folder(names: Collection[str]) -> str:
-    """Return what all `names` have in common, up to its last slash; "" if that is nothing."""
+    """Return the common prefix of all `names`, up to its last slash; "" if that is nothing."""
     low, high = min(names, default=""), max(names, default="")
     equal = 0
     while equal < min(len(low), len(high)) and low[equal] == high[equal]:

@@ -149,7 +149,7 @@ class Tensors:
 
 
 class _Sampler:
-    """What Lightning takes for the sampler of a dataloader."""
+    """The object that Lightning takes for the sampler of a dataloader."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -160,7 +160,7 @@ class _Sampler:
 
 @dataclass(slots=True)
 class _LightningUse:
-    """How Lightning uses one ``Tensors``.
+    """The way in which Lightning uses one ``Tensors``.
 
     Attributes:
         begins_again: Whether the next iteration is epoch 0 from its beginning.
@@ -191,7 +191,7 @@ def stateful(batches: object) -> Stateful:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the ``Tensors`` of one loader have come.
+    """The progress of the ``Tensors`` of one loader.
 
     Attributes:
         may_be_at_end: Whether the current epoch has begun and nobody has seen its end, so that nothing may be left of it.

@@ -146,7 +146,7 @@ class UpstreamBucket:
             if self._cached is not None and self._cached.config.metadata_ttl_s > 0:
                 await (
                     first.wait_body()
-                )  # only now it is certain that the version which the cache holds still exists
+                )  # only now it is certain that the version that the cache had trusted still exists
         except SpanError:
             return UpstreamObject(self, await self._stat(key))
         except ConfigError as error:

@@ -156,7 +156,7 @@ class ShardIndexes:
                 pass
 
     def segments(self, part: LanePart, fields: frozenset[str] | None) -> list[ShardSegment]:
-        """What to read of shards for a part, by the indexes that were loaded.
+        """The ranges of shards to read for a part, by the indexes that were loaded.
 
         Args:
             part: Part that a lane is going to read.
@@ -165,7 +165,7 @@ class ShardIndexes:
         return [self._segment(part.source, stored, number, fields) for number, stored in enumerate(part.stored)]
 
     def _segment(self, source: int, stored: Stored, number: int, fields: frozenset[str] | None) -> ShardSegment:
-        """What to read of a shard for some of its samples: a range if the index knows it, else the shard from its head."""
+        """The bytes of a shard to read for some of its samples: a range if the index knows it, else the shard from its head."""
         data = self._sources[source]
         shard_number = stored.shard % len(data.shards)
         shard, row, place = data.shards[shard_number], data.rows[shard_number], data.place
@@ -327,7 +327,7 @@ class FirstBatchPrefetch:
             return {}
 
     def ranges(self, chosen: Mapping[tuple[int, int], Sequence[SampleAddress]]) -> Iterator[SampleRange]:
-        """What to request for the samples that were chosen, shard by shard, as the indexes of the shards arrive."""
+        """The requests for the chosen samples, shard by shard, as the indexes of the shards arrive."""
         by_source: dict[int, dict[int, list[int]]] = {}
         for address in chain.from_iterable(chosen.values()):
             by_source.setdefault(address.source, {}).setdefault(address.shard, []).append(address.sample)
@@ -348,7 +348,7 @@ def _next_to_leave(part: LanePart, count: int) -> list[SampleAddress]:
 def _near_ranges(
     shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int
 ) -> list[SampleRange]:
-    """What to read of a shard for some of its samples, given ascending: near ones together."""
+    """The ranges of a shard to read for some of its samples, given ascending: near ones together."""
     offsets = index.offsets
     assert offsets is not None
     spans = [(int(offsets[sample]), int(offsets[sample + 1])) for sample in samples]

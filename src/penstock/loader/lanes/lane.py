@@ -122,7 +122,7 @@ class Lane:
         self._filling: Sequence[Sample] = []
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
-        self._wanted_count = 0  # length that the run being filled should have, by what was taken of the one before
+        self._wanted_count = 0  # length that the run being filled should have, by samples taken of the last one
         self._start = start or LANE_BEGIN[0]  # of the run being filled
         self._run_length = order.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count

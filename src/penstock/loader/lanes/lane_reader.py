@@ -90,7 +90,7 @@ class LaneReader:
             each.close()
 
     def _open_next(self) -> None:
-        """Request the first bytes of what comes next, and the tables of contents of the shards after it."""
+        """Request the first bytes of the next segment, and the tables of contents of the shards after it."""
         while self._remaining and not self._closed:
             if not is_ranged(self._remaining[0]):
                 if not self._open:
@@ -147,7 +147,7 @@ class StreamedSegments:
         self._recording = reading.recording
         self.segment = segments[0]
         self.unread: list[ShardSegment] = []
-        # what is known of the segment that is being read
+        # the segment that is being read
         self._parser: Parser | None = None
         self._shard_pass: ShardPass | None = None
         self._chunk_offsets: list[tuple[int, int]] = []  # of each chunk, as the parser counts bytes, and in the shard
@@ -263,7 +263,7 @@ class StreamedSegments:
                 self._shard_pass.format = decided
 
     def _offset_in_shard(self, offset_bytes: int) -> int:
-        """The offset in the shard of what lies at `offset_bytes` for the parser, which was fed only some spans of the shard."""
+        """The offset in the shard of an offset of the parser, which was fed only some spans of the shard."""
         at = bisect_right(self._chunk_offsets, (offset_bytes, _FAR)) - 1
         return offset_bytes if at < 0 else offset_bytes - self._chunk_offsets[at][0] + self._chunk_offsets[at][1]
 

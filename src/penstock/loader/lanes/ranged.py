@@ -102,7 +102,7 @@ class RangedShard:
         )
 
     def planned(self) -> list[PlanItem]:
-        """What ``request`` would request, without requesting it. Blocks for the table of contents.
+        """The ranges that ``request`` would request, without requesting them. Blocks for the table of contents.
 
         Raises:
             StoreError, CorruptShardError, ConfigError: The same as for ``request``.
@@ -193,7 +193,7 @@ class RangedShard:
         return self._reader.units if self._reader is not None else ()
 
     def _items(self) -> Iterator[PlanItem]:
-        """What to request for the units that were chosen."""
+        """The ranges to request for the chosen units."""
         shard, sizes = self.segment.shard, self._reading.sizes
         gap_bytes = gap_bytes_of(shard)
         units = self._units
@@ -296,7 +296,7 @@ def _closed() -> ClosedError:
 
 
 class MetadataProbe(Generic[T]):
-    """What a format has to know of a shard before it is read: requested at once, and waited for later.
+    """The table of contents of a shard, which its format needs first: requested at once, and waited for later.
 
     Args:
         shard: The shard.
@@ -359,7 +359,7 @@ class TableOfContents:
         ends: int[units]: for each unit, the number of samples up to its end; empty until ``reader()`` has returned.
         is_closed: Whether it was closed before it had arrived.
 
-    Cost: what the format keeps of a table, e.g. 550 bytes per member of a zip.
+    Cost: the memory of the table that the format keeps, e.g. 550 bytes per member of a zip.
     """
 
     def __init__(self, segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> None:

@@ -32,7 +32,7 @@ _PLACE = attrgetter("offset_bytes", "size_bytes")
 
 
 class ShardPass:
-    """What is recorded of one shard while it is read from end to end.
+    """The records of one shard while it is read from end to end.
 
     Args:
         format_name: The format of the shard, a name in ``formats``.
@@ -112,7 +112,7 @@ class IndexRecorder:
         Args:
             shards: The shards that this process is going to read.
 
-        Cost: one read of what this and other processes have recorded so far.
+        Cost: one read of the records of this and other processes.
         """
         self._settle()
         listed = {shard.url[len(self._place.base_url) :]: shard for shard in shards}

@@ -109,7 +109,7 @@ class ShardSegment:
         return self.shard.etag
 
     def plan_items(self) -> list[PlanItem]:
-        """What to request from the store. Cost: a HEAD if the end of the shard is needed and not known."""
+        """The request to the store. Cost: a HEAD if the end of the shard is needed and not known."""
         shard = self.shard
         if self.is_whole and self.spans is None:
             return [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)]
@@ -213,16 +213,16 @@ class ReadOptions(NamedTuple):
     in_columns: bool = False
 
     def share(self, workers_count: int) -> ReadOptions:
-        """What one of several worker processes reads with: an equal share of the memory."""
+        """The settings of one of several worker processes: an equal share of the memory."""
         return self._replace(pinned_bytes_max=self.pinned_bytes_max // workers_count)
 
     def apart(self) -> ReadOptions:
-        """What lanes read with that run beside others of this process: they share no table of contents, and record no index."""
+        """Settings of lanes that run beside others of this process: they share no table of contents, and record no index."""
         return self._replace(recording=None)
 
 
 class ReadAheadSizes(NamedTuple):
-    """How each lane reads ahead.
+    """The read-ahead of each lane.
 
     Attributes:
         part_bytes: Size of a part.

@@ -32,7 +32,7 @@ class MemoryPlan:
     batches_bytes: int
     """Batches that are being filled or waiting."""
     budget_bytes: int
-    """What it may hold: ``FetchConfig.budget_bytes_max``."""
+    """Limit of its memory: ``FetchConfig.budget_bytes_max``."""
 
     @property
     def total_bytes(self) -> int:
@@ -55,7 +55,7 @@ class MemoryPlan:
 
 
 class MemoryNeeds(NamedTuple):
-    """What the memory of a rank's loader depends on, besides the size of a sample: without an index that is known later.
+    """The factors of the memory of a rank's loader, besides the size of a sample, which is known later without an index.
 
     Attributes:
         window_count: Number of samples in the rank's share of the shuffle window; 0 if nothing is shuffled.
@@ -166,7 +166,7 @@ class RequestEstimator:
     def add_lane(
         self, segments: Sequence[ShardSegment], *, needed_count: int | None, ends_inside: bool = False
     ) -> None:
-        """Add what a lane reads.
+        """Add the reads of a lane.
 
         Args:
             segments: All segments that the lane may read, in order.

@@ -138,7 +138,7 @@ class IndexedReadPlan:
         return estimator.total
 
     def _estimate(self, estimator: RequestEstimator, order: IndexedOrder | MixOrder, stop: int) -> None:
-        """Add what the lanes request, as ``_feed`` has them read."""
+        """Add the requests of the lanes, as ``_feed`` has them read."""
         indexes = ShardIndexes(self.sources)
         prefetch = self._prefetch(indexes)
         first_rounds = _first_rounds(order, 0, stop)

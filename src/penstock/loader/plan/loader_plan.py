@@ -55,7 +55,7 @@ class LoaderPlan:
             ranks stop when the first one runs out.
         is_plain: Whether batches are lists of members, as they are stored.
         is_rebatched: Whether stages change the number of samples, so that batches cannot be counted before they are made.
-        summary: One line about what is read, for people.
+        summary: One line about the data, for people.
     """
 
     pipeline: Pipeline
@@ -140,7 +140,7 @@ without a choice keeps the mode that it began with."""
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Planner:
-    """Looks at the data, and plans what a loader does with it.
+    """Looks at the data, and makes the plan of a loader.
 
     Attributes:
         pipeline: The pipeline.
@@ -238,7 +238,7 @@ class Planner:
             ),
             facts=facts,
             digest=data.digest(),
-            # a batch whose samples were all dropped must not be missing on this rank alone
+            # a batch whose samples were all dropped must not be missing only on this rank
             is_masked=ends_with_last or (is_shared and not self._is_rebatched and may_drop(pipeline)),
             ends_with_last=ends_with_last,
             is_plain=is_plain(pipeline),
@@ -436,7 +436,7 @@ def mixed_order(
 
 
 def filtered_shares(order: object, transforms: Sequence[SampleTransform]) -> str | None:
-    """Return what to tell users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``.
+    """Return a warning for users whose filters change the shares of a mix by more than ``SHARE_RATIO_MAX``.
 
     Args:
         order: Order of epoch 0, so far.

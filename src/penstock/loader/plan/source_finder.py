@@ -161,7 +161,7 @@ class SourceFinder:
                 early.close()
 
     def _with_index(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> DataSource:
-        """The source, with what an index knows of its shards."""
+        """The source, with the rows of an index for its shards."""
         is_listed = all(shard.etag is not None and shard.size_bytes is not None for shard in shards)
         # A version that was not listed costs a request: those are made only if there is an index to compare with.
         if not needed and not is_listed and not self._has_index(shards):

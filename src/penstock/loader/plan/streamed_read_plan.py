@@ -201,7 +201,7 @@ def _first_segment(segments: Sequence[ShardSegment], start: RunStart) -> ShardSe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialReadPlan(StreamedReadPlan):
-    """What a reader gives once per epoch, such as a pipe, as one lane of one rank.
+    """The samples of a reader that gives them once per epoch, such as a pipe, as one lane of one rank.
 
     All runs of a lane have the same length, so a number of samples is a position.
     """

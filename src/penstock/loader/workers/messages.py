@@ -65,7 +65,7 @@ class IndexedInput:
         """The loader knows all positions."""
 
     def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> IndexedInput:
-        """What is left to read."""
+        """The samples that are left to read."""
         del reported
         position = IndexPosition(self.position.position + batches_count * self.global_size)
         return replace(self, position=position)
@@ -94,7 +94,7 @@ class StreamedInput:
         return feed_position(position)
 
     def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> StreamedInput:
-        """What is left to read."""
+        """The samples that are left to read."""
         del batches_count
         return self if reported is None else replace(self, position=reported)
 
@@ -108,7 +108,7 @@ class WorkerJob(NamedTuple):
 
     Attributes:
         input: Samples that the worker reads.
-        pipeline: The pipeline; what its stages hold (locks, tables) is made in the worker.
+        pipeline: The pipeline; the resources of its stages (locks, tables) are made in the worker.
         plan: The plan of the batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
         epoch: Epoch number, from 0.
         first_batch: Number, in the run, of the first batch that the worker fills.
@@ -138,7 +138,7 @@ class WorkerJob(NamedTuple):
         return self.input.open(self.epoch, worker=self.number, workers_count=self.workers_count)
 
     def remaining_after(self, done_count: int, reported: FeedPosition | None) -> WorkerJob:
-        """What is left to do.
+        """The work that is left.
 
         Args:
             done_count: Number of batches of the run that are done.
@@ -206,7 +206,7 @@ class FirstSample(NamedTuple):
 
 
 class LaneReport(NamedTuple):
-    """What a worker knows of one of its lanes.
+    """A worker's knowledge of one of its lanes.
 
     Attributes:
         samples_count: Number of samples, from the beginning of the epoch, that are known to be there.
@@ -220,7 +220,7 @@ class LaneReport(NamedTuple):
 
 
 class SamplesFound(NamedTuple):
-    """What a worker knows of its lanes.
+    """A worker's knowledge of its lanes.
 
     Attributes:
         lanes: Report of each lane, by number.
@@ -412,7 +412,7 @@ class MessageChannel:
         return message, descriptors[0] if descriptors else None
 
     def end(self) -> None:
-        """Send nothing more: the receiver of either end gets what has been sent, and then the end."""
+        """Send nothing more: the receiver of either end gets the messages that were sent, and then the end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

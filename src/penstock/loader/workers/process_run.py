@@ -258,7 +258,7 @@ class ProcessBackend:
     # ── assigning ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
-        """Assign as many batches as may be under way, and ask the workers for what the next ones need."""
+        """Assign as many batches as may be under way, and ask the workers for the samples of the next ones."""
         while self._failure is None and self._assigned_count < self._given_count + self.plan.prefetch_batches + 1:
             try:
                 assignment = self._assigner.next()
@@ -416,7 +416,7 @@ class ProcessBackend:
     # ── a complete batch ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _values(self, pending: PendingBatch) -> dict[str, Any]:
-        """The columns. Arrays stay in the slot; what lies in heaps is copied before the slot can be given away."""
+        """The columns. Arrays stay in the slot; values in heaps are copied before the slot can be given away."""
         size, arrays = self.plan.batch_size, {}
         if pending.slot is not None:
             assert self._slots is not None

@@ -38,7 +38,7 @@ OUTPUTS = "__outputs__"
 
 
 def block_plan(plan: BatchPlan) -> BatchPlan:
-    """How workers make blocks, if `plan` says how the loader makes batches of them."""
+    """The settings by which workers make blocks, if `plan` says how the loader makes batches of them."""
     transforms: Any = tuple(map(ListTransform, plan.transforms))
     return plan._replace(
         transforms=transforms,

@@ -57,7 +57,7 @@ class Assignment(NamedTuple):
 
 
 class LaneProgress(NamedTuple):
-    """What the loader knows of a lane.
+    """The loader's knowledge of a lane.
 
     Attributes:
         samples_count: Number of samples, from the beginning of the epoch, that are known to be there.
@@ -94,7 +94,7 @@ class RowAssigner(ABC):
         del lanes
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """What the workers must find for the next batches, each only once.
+        """The samples that workers must find for the next batches, each only once.
 
         Returns:
             For each worker: for each lane a number of samples, from the beginning of the epoch.
@@ -199,7 +199,7 @@ class RemoteLane:
 
 
 class StreamRowAssigner(RowAssigner):
-    """Assigns rows by what the workers have found in their lanes.
+    """Assigns rows by the samples that the workers have found in their lanes.
 
     Args:
         order: Order of the epoch.
@@ -277,7 +277,7 @@ class StreamRowAssigner(RowAssigner):
                 lane.known = known
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """What the workers must find for the next batches, each only once."""
+        """The samples that workers must find for the next batches, each only once."""
         wanted: dict[int, dict[int, int]] = {}
         one, ahead = self._lane_share_max(self._size), self._lane_share_max(BATCHES_AHEAD * self._size)
         for lane in self._lanes.values():

@@ -158,7 +158,7 @@ class SharedBatchBuilder(RowBatchBuilder):
         self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.position, batch.layout))
 
     def _find_samples(self, counts: Mapping[int, int]) -> None:
-        """Read until the lanes have the wanted number of samples of the epoch, or have ended, and report what was found."""
+        """Read until the lanes have the wanted number of samples of the epoch, or have ended, and report the found samples."""
         feed = self._feed
         assert isinstance(feed, LanesFeed)
         lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in counts}
@@ -328,7 +328,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
     set_process_budget(job.budget_bytes)
     share_machine(job.workers_count)
     meter = job.meter
-    counted_before = meter.sums()  # what the loader had counted before
+    counted_before = meter.sums()  # the loader's counts before
     stores = {
         id(shard.store): shard.store for source in job.input.read_plan.sources for shard in source.shards
     }.values()
@@ -380,7 +380,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
 
 
 def _packed_columns(delivery: Delivery) -> tuple[dict[str, Any], list[str], list[Any], list[Any]]:
-    """What travels beside the slot: keys and shards of all rows; names, descriptions and buffers of the columns of lists."""
+    """Values sent beside the slot: keys and shards of all rows; names, descriptions and buffers of the columns of lists."""
     dropped = set(delivery.dropped)
     kept = [row for row in range(delivery.rows) if row not in dropped]
     names, columns, buffers = [], [], []

@@ -171,7 +171,7 @@ class Outbox:
 class KernelReply:
     """The reply to one request of the kernel. One method is called once, on any thread.
 
-    A second call is refused and logged. What a method is given may be dropped or changed as soon as it returns.
+    A second call is refused and logged. Arguments of a method may be dropped or changed as soon as it returns.
 
     Attributes:
         unique: Number of the request.

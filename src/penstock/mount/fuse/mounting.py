@@ -337,7 +337,7 @@ def _received(ours: socket.socket) -> int | None:
 
 
 def _refused(what: str, said: str) -> ConfigError:
-    """The error that says what the program printed, with what helps."""
+    """The error for the output of the program, with a hint."""
     reason = "; ".join(line.removeprefix(f"{PROGRAM}: ") for line in said.strip().splitlines())
     hint = next((hint for text, hint in _HINTS.items() if text in reason), None)
     return ConfigError(f"{what}: {reason or f'{PROGRAM} gave no reason'}", hint=hint)
@@ -355,7 +355,7 @@ def _system_call(name: str, path: str, *arguments: object) -> None:
 
 
 def _watcher(entry: MountEntry) -> Watcher | None:
-    """What unmounts when this process dies; None if the system has no shell, as in the smallest containers."""
+    """The watcher that unmounts when this process dies; None if the system has no shell, as in the smallest containers."""
     try:
         return Watcher(entry, _unmount_command(entry.directory))
     except OSError as error:

@@ -129,14 +129,14 @@ class Feature(IntFlag):
 
 
 class OpenFlag(IntFlag):
-    """What the reply to OPEN and OPENDIR may say."""
+    """Flags of the reply to OPEN and OPENDIR."""
 
     KEEP_CACHE = 1 << 1
     CACHE_DIR = 1 << 3
 
 
 class Notification(IntEnum):
-    """What the file system may tell the kernel without being asked."""
+    """Notifications that the file system may send to the kernel."""
 
     INCREMENT_EPOCH = 8
 

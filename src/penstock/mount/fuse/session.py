@@ -316,7 +316,7 @@ class FuseSession:
         return FuseStatistics(requests_count=counts, waiting_count=len(self._outbox.waiting), minor=self._minor)
 
     def forget_names(self) -> bool:
-        """Have the kernel look up every name again when it is used next, whatever lifetime it was given.
+        """Have the kernel look up every name again when it is used next, regardless of its lifetime.
 
         The kernel can also drop a single name or the pages of a file, but waits for locks that requests in flight hold; if the
         process were killed in that moment, it could never end. This notification waits for nothing.

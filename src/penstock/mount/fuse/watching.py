@@ -30,7 +30,7 @@ class MountEntry(NamedTuple):
         device: Numbers of the device, ``major:minor``.
         directory: Path that it is mounted on.
         kind: Type of the file system.
-        source: Name of what it shows, as in the table of mounts.
+        source: Name of its source, as in the table of mounts.
     """
 
     mount_id: int
@@ -61,7 +61,7 @@ def parse_mount_table(table: bytes) -> list[MountEntry]:
 
 
 def find_mount(directory: str) -> MountEntry | None:
-    """Return what is mounted on a directory, given by its real path; of several mounts the one that hides the others."""
+    """Return the mount on a directory, given by its real path; of several mounts the one that hides the others."""
     return next(
         (entry for entry in reversed(parse_mount_table(_TABLE.read_bytes())) if entry.directory == directory), None
     )

@@ -96,7 +96,7 @@ class StoreDirectories:
             return len(self._nodes)
 
     def node(self, inode: int) -> Node | None:
-        """Return a node that the kernel was told of, or None if it has been forgotten."""
+        """Return a node that was passed to the kernel, or None if it has been forgotten."""
         return self._nodes.get(inode)
 
     # ── lookups ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +132,7 @@ class StoreDirectories:
             ahead.want(wanted_count)
 
     def _answer_at_once(self, folder: Folder | None, name: bytes, now_s: float) -> _Answer | None:
-        """Return what is known of a name; None if the store must be asked. Callers hold the lock."""
+        """Return the known node of a name; None if the store must be asked. Callers hold the lock."""
         if self._closed:
             return CancelledOperationError("the file system was unmounted")
         if folder is None:
@@ -262,7 +262,7 @@ class StoreDirectories:
         return listing
 
     def _grown(self, folder: Folder, listing: DirectoryListing, added_count: int) -> None:
-        """Account for a page that has arrived, and list ahead what it shows."""
+        """Account for a page that has arrived, and list its folders ahead."""
         with self._lock:
             if folder.listing is not listing:
                 return
@@ -284,7 +284,7 @@ class _Question:
     """A name that the store is asked for, and who waits for the answer.
 
     A later lookup of the same name waits for the same answer only as long as that answer may be used: with a time to live of 0,
-    a program that looks up a name after an object was written must not get what the store said before.
+    a program that looks up a name after an object was written must not get the earlier answer of the store.
     """
 
     parent: int

@@ -87,7 +87,7 @@ class InodeTable:
     def refer(self, parent: int, names: Sequence[bytes], infos: Sequence[ObjectInfo], seen_s: float) -> list[Node]:
         """Return the nodes of entries of one directory, each with one more reference.
 
-        Cost: About 1 µs per node. What ``describe`` does is written out here, because this bounds how fast a tree is walked.
+        Cost: About 1 µs per node. The code of ``describe`` is repeated here, because this bounds how fast a tree is walked.
         """
         nodes, further, number_of, mounted_s = self._nodes, self._further, self._number, self._mounted_s
         shared, versions = self._shared, self._versions
@@ -158,7 +158,7 @@ HIDDEN_FOLDERS_MAX = 10_000
 
 @dataclass(slots=True, eq=False)
 class Folder:
-    """What is known of one directory.
+    """The state of one directory.
 
     Attributes:
         prefix: Prefix of its keys: empty, or ends with a slash.
@@ -261,7 +261,7 @@ class FolderTable:
             self._drop_unused(oldest)
 
     def note_hidden(self, prefix: str, hidden_count: int) -> bool:
-        """Remember how many keys of a directory are hidden; whether that is news."""
+        """Remember how many keys of a directory are hidden; whether it is new."""
         before = self._hidden.get(prefix, 0)
         if hidden_count:
             self._hidden[prefix] = hidden_count

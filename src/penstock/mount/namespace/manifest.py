@@ -90,7 +90,7 @@ class ManifestStore(Wrapper):
         return OperationRelay(self, operation, sink)
 
     def learn(self, info: ObjectInfo) -> None:
-        """Remember what a HEAD said of an object whose size was not known."""
+        """Remember the result of a HEAD for an object whose size was not known."""
         self._objects[info.key] = info._replace(headers={})
 
 

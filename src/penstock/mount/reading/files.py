@@ -101,7 +101,7 @@ class StoreFiles:
     # ── for the files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def begun(self, node: Node, *, waits: bool) -> None:
-        """Request what is probably read next, after the first read of an open file."""
+        """Request the files that are probably read next, after the first read of an open file."""
         if self._following is None:
             return
         bytes_max = min(_AHEAD_BYTES_MAX, self._budget.bytes_max // 8)
@@ -149,7 +149,7 @@ class StoreFiles:
             self._ahead_bytes += beginning_bytes(node)
 
     def _take_ahead(self, key: Key) -> tuple[PositionedObject | None, Hashable]:
-        """Return what was requested of an object before it was opened, and the version that was listed of it."""
+        """Return the request for an object that was made before it was opened, and its listed version."""
         node, found = self._ahead.pop(key, (None, None))
         if node is None or node.info is None or found is None:
             return None, None
@@ -200,7 +200,7 @@ class StoreFile:
             self._files.begun(self._node, waits=shared.object.is_waiting)
 
     def close(self) -> None:
-        """Drop what is held, and cancel the requests in flight; idempotent."""
+        """Drop all pieces, and cancel the requests in flight; idempotent."""
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.object.abandon(self)
@@ -208,5 +208,5 @@ class StoreFile:
 
 
 def _version_of(info: ObjectInfo) -> Hashable:
-    """Return what is equal for two files that may share an object: the same version of the same key."""
+    """Return a key that is equal for two files that may share an object: the same version of the same key."""
     return info.key, info.size_bytes, info.etag or info.last_modified_s

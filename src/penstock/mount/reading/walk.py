@@ -56,7 +56,7 @@ class DirectoryWalk:
         self._expected: dict[str, Node] = {}  # by key, in the order of the listing
         self._requested: dict[str, int] = {}  # those of them that were requested, and how many bytes of each
         self._given_up: list[str] = []
-        self._last: Node | None = None  # what was expected reaches to this one
+        self._last: Node | None = None  # the last file that was predicted
         self._has_more = True  # as far as is known
         self._misses_count = 0  # files that were not expected, of late
         self._pause_count = 0  # files to pass over before a walk begins again

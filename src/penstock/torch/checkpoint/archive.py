@@ -283,7 +283,7 @@ def _data_start(info: zipfile.ZipInfo, align_bytes: int) -> int:
 
 
 class _Anything:
-    """Stands for every object of a pickle whose references alone matter."""
+    """Stands for every object of a pickle of which only the references matter."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

@@ -153,7 +153,7 @@ def read_items(
     Args:
         group: The ranks.
         reader: Reader to use; it belongs to this checkpoint.
-        request: Returns, from what the checkpoint holds, the items that this rank needs.
+        request: Returns, from the items of the checkpoint, those that this rank needs.
 
     Returns:
         The items, whose memory has been filled.

@@ -123,7 +123,7 @@ def write_object(
 def _write_framed(
     write: Callable[[Any], object], offset_bytes: int, frame: _Frame, data: memoryview, block_bytes: int
 ) -> WrittenItem:
-    """Write an item: bytes, and what is around them."""
+    """Write an item: bytes, and the frame around them."""
     if frame.head:
         write(frame.head)
     crc = crc32c(frame.head)
