@@ -43,8 +43,8 @@ class Finding(NamedTuple):
     Attributes:
         check: Name of the check.
         is_ok: Whether it passed; None if it was skipped.
-        text: What was found, or the reason.
-        hint: What to do about a failure; empty if there is nothing to do.
+        text: The finding, or the reason of a failure.
+        hint: A remedy for a failure; empty if there is none.
     """
 
     check: str
