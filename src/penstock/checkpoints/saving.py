@@ -116,7 +116,7 @@ class CheckpointSave:
         try:
             debris.remove_replaced(self._store, self._directory, manifest)
             self._end(delete=True)
-            # Only now: whoever replaced this checkpoint before has seen the marker, and left its files alone.
+            # Only now: whoever replaced this checkpoint before has seen the marker, and kept its files.
             if is_replaced(self._store, self._directory, manifest.metadata_crc32c):
                 debris.remove_save(self._store, self._directory, self.save_id)
             debris.remove_debris(self._store, debris.find_debris(self._store))

@@ -230,7 +230,7 @@ class IndexPlace:
         try:
             return dataset_index.decode(data, self.store.describe(self._prefix + DATASET_KEY))
         except DataError:
-            return DatasetIndex(self.base_url)  # nothing is lost: the shards' own indexes name what they describe
+            return DatasetIndex(self.base_url)  # nothing is lost: the shards' own indexes name their shards
 
     def is_below(self, store: Store) -> bool:
         """Return whether this is the place beside everything in `store`."""

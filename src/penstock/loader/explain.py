@@ -140,7 +140,7 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     check_rereadable(pipeline, "explain")
     check_names("explain", options, ("file", *LoaderOptions.__dataclass_fields__))
     given = LoaderOptions(**options)
-    # The plan is compared with the budget that it names, but explaining it leaves the process's budget alone.
+    # The plan is compared with the budget that it names, but explaining it does not change the process's budget.
     fetch = None if given.fetch is None else replace(given.fetch, budget_bytes_max=None)
     finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:

@@ -102,7 +102,7 @@ class HttpConnection:
     reused: bool = False  # whether it has carried another exchange before
     keep: bool = False  # whether it stays open after this exchange
     transfer: HttpTransfer | None = None
-    message: bytes = b""  # the request, or what is left to send of it
+    message: bytes = b""  # the request, or the rest of it that is not sent
     on_ready: Any = None
     partial: bytes = b""  # the part of a head that has arrived
     view: memoryview | None = None  # where the rest of a body goes

@@ -110,7 +110,7 @@ class PlainPool:
             try:
                 origin = self._origins[authority] = HttpOrigin(authority)
             except ValueError:
-                return None  # libcurl will say what is wrong with it
+                return None  # libcurl will report the error
         return None if origin.proxied else origin
 
     def start(self, transfer: HttpTransfer, origin: HttpOrigin) -> None:
@@ -519,7 +519,7 @@ class Splicer:
                     landing.file.splices = False
                     self._drain(pipe[0], landing, left)
                     return count
-                self.close()  # with what is left in the pipe
+                self.close()  # with the bytes left in the pipe
                 landing.file.fail(error)
             landing.position += moved
             left -= moved

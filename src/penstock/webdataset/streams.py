@@ -224,7 +224,7 @@ class _ShardStream(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self.closed:
             raise ValueError(f"{self.name} is closed")
-        if self._error is not None:  # nothing after it may be taken for what follows
+        if self._error is not None:  # later bytes must not be taken for the continuation
             raise self._error
         try:
             return self._read_into(memoryview(buffer).cast("B"))

@@ -234,7 +234,7 @@ class Checkpoint:
                 hint="pass a ps.Loader, or torchdata's StatefulDataLoader in place of a DataLoader",
             )
         check_connect_options("Checkpoint", options)
-        self._parts(0, 1, strict=True)  # raises what is wrong with the arguments
+        self._parts(0, 1, strict=True)  # raises if the arguments are wrong
 
     # ── saving ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -424,7 +424,7 @@ def _read_parts(
 
             try:
                 return info.step, read_items(group, reader, request)
-            except BaseException as error:  # the ranks may have different ones, and all take part in what follows
+            except BaseException as error:  # the ranks may have different ones, and all take part in the next step
                 if not any(group.each(partial(is_replaced, reader, error))) or not attempts_left:
                     raise
     raise AssertionError  # the last attempt returns or raises
