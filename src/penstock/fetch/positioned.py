@@ -2,7 +2,7 @@
 
 ``PositionedReads`` belongs to a store; a ``PositionedObject`` is one version of one object. A read requests exactly its range,
 unless the range lies in a piece that has arrived or is on its way; several reads of one piece share the request. Reads in
-sequence are recognised (``streams``) and read ahead, in parts that grow with the distance. Other reads of the object do not
+sequence are recognised (``ReadStream``) and read ahead, in parts that grow with the distance. Other reads of the object do not
 disturb them.
 
 The envelope of sequential reading: behind 30 ms and 90 MB/s per connection, a part of 2 MiB takes 53 ms, so 32 of them make
