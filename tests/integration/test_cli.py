@@ -494,14 +494,3 @@ def test_interrupted_deletion(faulty: FaultyServer, tmp_path: Path, arguments: l
         assert time.monotonic() - start_s < ENDS_S_MAX
     assert process.returncode == 130
     assert b"Traceback" not in errors
-
-
-def test_verbose_tells_of_retries(faulty: FaultyServer) -> None:
-    """``-v`` shows the attempt that failed, and each request with what came of it."""
-    faulty.objects["key"] = b"data"
-    faulty.fail("503", times=1, match="key")
-    full = command("-v", "cat", "s3://bucket/key", "--endpoint-url", faulty.endpoint_url, "--anonymous")
-    ended = subprocess.run(full, env=environment({}), capture_output=True, timeout=60, check=True)
-    assert ended.stdout == b"data"
-    assert b"penstock.store: attempt 1 failed, the next one begins in" in ended.stderr
-    assert b"penstock.store: Get s3://bucket/key: 4 bytes" in ended.stderr

@@ -52,13 +52,6 @@ def test_the_same_batches_from_a_bucket_as_from_a_folder(stored: Path, bucket: s
                 assert left["__key__"] == right["__key__"]
 
 
-@pytest.mark.parametrize("url", ["train", "train/s-{000..005}.tar", "train/s-*.tar", "t*/s-00[0-9].tar"])
-def test_every_way_to_name_shards(stored: Path, bucket: str, s3_endpoint: Any, url: str) -> None:
-    """A prefix with and without slash, braces and globs find the same shards."""
-    with ps.Loader(remote(f"s3://{bucket}/{url}", s3_endpoint)) as loader:
-        assert sorted(numbers(loader)) == list(range(sum(SIZES)))
-
-
 def test_errors_reach_the_loop(stored: Path, bucket: str, s3_endpoint: Any) -> None:
     """A missing bucket, an empty prefix and a wrong secret each arrive as their own error."""
     wrong = ps.Credentials(access_key=s3_endpoint.access_key, secret_key="wrong")

@@ -425,14 +425,6 @@ def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixtu
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_helps_show_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of each command has examples."""
-    for name in ("ls", "cat", "cp", "info"):
-        assert run([name, "--help"]) == 0
-        out = capsys.readouterr().out
-        assert f"penstock {name} " in out.partition("For example")[2]
-
-
 @pytest.mark.parametrize("name", ["ls", "cat", "cp", "info"])
 def test_helps_name_arguments_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Typer's brackets are not repeated in names: no ``[[URL]]``, no ``{URL...}...``."""

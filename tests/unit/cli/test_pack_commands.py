@@ -214,13 +214,6 @@ def test_options_are_called_as_arguments_are(name: str) -> None:
     assert names["memory_bytes_max"] == ["--memory-bytes-max", "--memory"]
 
 
-@pytest.mark.parametrize("command", ["pack", "convert", "verify"])
-def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of each command shows its use."""
-    assert run([command, "--help"]) == 0
-    assert f"penstock {command} " in capsys.readouterr().out
-
-
 def test_a_directory_may_be_called_like_a_shard(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

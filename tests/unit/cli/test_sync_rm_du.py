@@ -248,11 +248,3 @@ def test_du_counts(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["du", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split()[:2] == ["0", "0"]
     assert run(["du", url(memory, "nothing/")]) == 1
-
-
-def test_names_do_not_command_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An escape sequence in a key is never printed unchanged on stderr, but is exact in a pipe."""
-    write(tmp_path, {"a\x1b[31m": b"1"})
-    for arguments in (["rm", "-r", "--dry-run"], ["du", "-d", "1"]):
-        assert run([*arguments, f"{tmp_path}{os.sep}"]) == 0
-        assert "\x1b" not in capsys.readouterr().err
