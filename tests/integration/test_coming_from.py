@@ -23,7 +23,7 @@ PAGES = sorted((ROOT / "docs/coming-from").glob("[!R]*.md"))
 PEERS = {
     "webdataset": "wds.WebDataset", "mosaicml": "StreamingDataset(", "litdata": "ld.StreamingRawDataset",
     "s3-connector": "S3MapDataset", "tf-data": "tf.data.TFRecordDataset", "torchdata-pipes": "S3FileLoader",
-    "boto3": "boto3.client", "s3-plugin": "awsio", "minio": "Minio(",
+    "imagefolder": "ImageFolder(", "boto3": "boto3.client", "s3-plugin": "awsio", "minio": "Minio(",
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def environment(ministack: Any, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_our_side_of_a_page_runs(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
     """What stands for penstock on the page runs as it is, with warnings as errors but for fork's."""
     pytest.importorskip("torch")
-    installed = tuple(name for name in ("h5py",) if find_spec(name))
+    installed = tuple(name for name in ("h5py", "albumentations") if find_spec(name))
     command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning"]
     for program in programs_of(page, *installed):
         done = subprocess.run(
