@@ -1,7 +1,7 @@
 """Handwritten digits in object storage: write them as shards, stream them back shuffled, train, and check every sample.
 
 Run it as `python digits.py s3://bucket/digits/`: credentials, region and endpoint follow the AWS conventions. A plain
-path works as well, and `embedded_store.py` brings a store. Needs: pip install 'penstock-data[torch,image]' scikit-learn
+path works as well, and `embedded_store.py` brings a store. Needs: penstock's extras `torch` and `image`, scikit-learn
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """HDF5 files in object storage, read row by row through `penstock.open`: no download, only the chunks that are needed.
 
 Run it as `python hdf5.py s3://bucket/points.h5`: it writes a small file there and reads it back in random order. Needs:
-pip install 'penstock-data[torch]' h5py
+penstock's extra `torch`, h5py
 """
 
 import sys

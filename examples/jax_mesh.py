@@ -1,7 +1,7 @@
 """Data parallel training in JAX: each batch is cut over a mesh of devices, here four that the processor plays.
 
 Run it as `python jax_mesh.py s3://bucket/digits/train/`: shards of `NAME.png` (8 x 8, grey) and `NAME.cls`, as
-`digits.py` writes them. Needs: pip install 'penstock-data[image]' jax
+`digits.py` writes them. Needs: penstock's extra `image`, jax
 """
 
 import os

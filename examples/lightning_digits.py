@@ -1,8 +1,8 @@
 """Lightning: a Loader's tensors are the dataloader, and checkpoints hold its place, so that a run resumes inside an epoch.
 
 Run it as `python lightning_digits.py s3://bucket/digits/train/ CHECKPOINTS`: shards of `NAME.png` (8 x 8, grey) and
-`NAME.cls`, as `digits.py` writes them. Start it again, and it goes on. Needs: pip install
-'penstock-data[torch,image]' lightning
+`NAME.cls`, as `digits.py` writes them. Start it again, and it goes on. Needs: penstock's
+extras `torch` and `image`, lightning
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The README's example: shuffled batches of images and labels from tar shards, as PyTorch tensors.
 
 Expects shards as WebDataset writes them, with members `NAME.jpg` and `NAME.cls`, below `s3://bucket/train/`; credentials,
-region and endpoint come from the AWS variables and files. Needs: pip install 'penstock-data[torch,image]'
+region and endpoint come from the AWS variables and files. Needs: penstock's extras `torch` and `image`
 """
 
 import penstock as ps

@@ -5,7 +5,7 @@
 Expects shards with members `NAME.png` and `NAME.cls` below the first URL, as `digits.py` writes them, with an index (`penstock
 index URL`) if the number of processes is to change. Checkpoints lie below the second one: the model sharded by FSDP2, the
 optimizer, the schedule, the random generators and the place in the data. They are uploaded behind the training loop.
-Needs: pip install 'penstock-data[torch,image]'
+Needs: penstock's extras `torch` and `image`
 """
 
 from __future__ import annotations

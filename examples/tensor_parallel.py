@@ -2,7 +2,7 @@
 
 Run it as `torchrun --nproc-per-node 4 tensor_parallel.py s3://bucket/digits/train/`: pairs of processes hold the halves of one
 network, and each pair has its part of the data. Shards hold `NAME.png` (8 x 8, grey) and `NAME.cls`, as `digits.py`
-writes them. Needs: pip install 'penstock-data[torch,image]'
+writes them. Needs: penstock's extras `torch` and `image`
 """
 
 import sys

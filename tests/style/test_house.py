@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.pipeline import Pipeline
+from penstock.version import install_command
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -78,6 +79,16 @@ def test_hints_can_be_pasted() -> None:
         for match in wrong.finditer(path.read_text())
     ]
     assert found == []
+
+
+def test_one_place_says_how_to_install() -> None:
+    """Only the README gives commands that install penstock, as ``version.py`` composes them; other pages name extras."""
+    command = re.compile(r"pip install [^\n`]*(?:'\.\[|penstock-data\[)([\w,]+)\][^\n`]*")
+    files = [path for path in tracked("*.py", "*.md") if ROOT / "tests" not in path.parents]
+    found = [(shown(path), match) for path in files for match in command.finditer(path.read_text())]
+    assert len(found) >= 2
+    for name, match in found:
+        assert (name, match[0]) == ("README.md", install_command(*match[1].split(",")))
 
 
 def test_nothing_is_unfinished() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.version import DISTRIBUTION
+from penstock.version import DISTRIBUTION, install_hint
 
 NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
@@ -56,6 +56,14 @@ def test_the_version_is_that_of_the_package() -> None:
     assert version(DISTRIBUTION) == ps.__version__
 
 
+def test_hints_follow_the_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint installs from a clone while no package index has the distribution, and from there once one has it."""
+    monkeypatch.setattr("penstock.version.IS_ON_INDEX", False)
+    assert install_hint("zstd") == "pip install '.[zstd]' in a clone of penstock"
+    monkeypatch.setattr("penstock.version.IS_ON_INDEX", True)
+    assert install_hint("zstd") == "pip install 'penstock-data[zstd]'"
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     """A name that does not exist is an AttributeError that names it."""
     with pytest.raises(AttributeError, match="nonsense"):
@@ -73,7 +81,7 @@ except ImportError as error:
     print(type(error).__name__, error.name, error)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("ModuleNotFoundError torch penstock.torch needs PyTorch")
-    assert "pip install 'penstock-data[torch]'" in done.stdout
+    assert install_hint("torch") in done.stdout
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/train/", "s3:bucket", "https:/host/key"])

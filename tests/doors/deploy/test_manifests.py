@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from penstock.cli.app import run
 from penstock.errors import ConfigError
 from penstock.gateway.serving.toml_file import read_toml
 from penstock.mount import MountConfig
+from penstock.version import __version__
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -136,3 +141,36 @@ def test_the_unit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "penstock-gateway" not in done.stderr
+
+
+def test_the_image(tmp_path: Path) -> None:
+    """What the Containerfile copies is enough to install what it names, and the manifests run the image that it makes."""
+    root = DEPLOY.parent
+    text = (DEPLOY / "Containerfile").read_text()
+    tag = re.search(r"docker build --file deploy/Containerfile --tag (\S+) \.\n", text)
+    assert tag
+    assert tag[1] in {container["image"] for _, document in DOCUMENTS for container in containers_of(document)}
+    assert tag[1].endswith(f":{__version__}")
+    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        *names, folder = line.split()
+        copied = tmp_path / folder.lstrip("/")
+        for path in (root / name for name in names):
+            if path.is_dir():
+                shutil.copytree(path, copied)
+            else:
+                copied.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copied)
+    what, extras = re.findall(r"pip install --no-cache-dir '(.+)\[(.+)\]'", text)[0]
+    project = tomllib.loads((tmp_path / what.lstrip("/") / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site")]
+    subprocess.run([*command, f"{tmp_path}{what}"], check=True, timeout=100)
+    told = subprocess.run(
+        [sys.executable, "-c", "import penstock.gateway; print(penstock.__file__, penstock.__version__)"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert told.split() == [f"{tmp_path}/site/penstock/__init__.py", __version__]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.index import ManifestEntry, is_manifest_name, iter_manifest, read_manifest, write_manifest
 from penstock.index import manifest as manifest_module
 from penstock.types import ObjectInfo
+from penstock.version import install_hint
 
 URL = "s3://b/lists/train.manifest"
 INFOS = [ObjectInfo("a/é.tar", 5, '"e1"'), ObjectInfo("b.tar", 0, None)]
@@ -44,7 +46,7 @@ def test_parquet_in_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyarrow, the error names the package to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"penstock-data\[parquet\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_hint("parquet"))):
         write_manifest([], io.BytesIO(), base_url="s3://b/", format="parquet")
     with pytest.raises(ConfigError, match="pyarrow"):
         read_manifest(b"PAR1....", url=URL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from penstock.pack.fields import parse_fields
 from penstock.pack.ray import ClusterTask
 from penstock.pack.recipes import EntriesRecipe, ShardsRecipe
 from penstock.pack.workers import ExecutionOptions, memory_shares
+from penstock.version import install_hint
 
 MIB = 1 << 20
 
@@ -44,7 +46,7 @@ def test_what_other_machines_need_pickles() -> None:
 def test_ray_is_an_extra(tmp_path: Path) -> None:
     """Without Ray, the error names the package to install, and nothing is written."""
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"needs Ray\. Hint: pip install 'penstock-data\[ray\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"needs Ray. Hint: {install_hint('ray')}")):
         pack(f"{tmp_path}/a.txt", tmp_path / "out", executor="ray")
     assert not (tmp_path / "out").exists()
 

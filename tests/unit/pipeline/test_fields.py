@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock import pipeline
 from penstock.errors import ConfigError
+from penstock.version import install_hint
 
 
 def picture(mode: str, size: tuple[int, int], form: str, color: object = 0) -> memoryview:
@@ -166,7 +168,7 @@ def test_masks_have_names_of_their_own(names: tuple[str, ...]) -> None:
 def test_image_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Pillow is missing the error says what to install."""
     monkeypatch.setattr("penstock.pipeline.fields.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"penstock-data\[image\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_hint("image"))):
         ps.Image("jpg").require()
     ps.Integer("cls").require()
 

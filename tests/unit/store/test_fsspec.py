@@ -1,11 +1,13 @@
 """FsspecStore beyond the contract: what it says when it cannot work, and what it does not say."""
 
 import builtins
+import re
 
 import pytest
 
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.store.fsspec import FsspecStore
+from penstock.version import install_hint
 
 
 def test_unknown_protocols_are_refused():
@@ -24,7 +26,7 @@ def test_without_fsspec_the_extra_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ConfigError, match=r"penstock-data\[fsspec\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_hint("fsspec"))):
         FsspecStore("memory://x")
 
 
