@@ -191,9 +191,12 @@ docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its li
 	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict
 	.venvs/docs/bin/python docs/tools/links.py site/[0-9]*
 
-package: .venvs/package/.ready  ## Build wheel and sdist, check their metadata, install the wheel without extras and with each
-	rm -rf dist
+package: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2> /dev/null || echo 1580601600)
+package: .venvs/package/.ready  ## Build wheel and sdist (twice: the same bytes), check their metadata, install the wheel without extras and with each
+	rm -rf dist build
 	.venvs/package/bin/python -m build --quiet
+	umask 077 && TZ=Asia/Tokyo .venvs/package/bin/python -m build --quiet --outdir build
+	cmp dist/*.whl build/*.whl && cmp dist/*.tar.gz build/*.tar.gz && rm -r build
 	.venvs/package/bin/twine check --strict dist/*
 	$(PYTHON) tests/install.py dist/*.whl
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +161,8 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     missing = set(project["optional-dependencies"]) ^ (USES.keys() - {""})
     assert not missing, f"extras without a program, or programs without an extra: {sorted(missing)}"
+    held = {"penstock/py.typed", f"penstock_data-{wheel.name.split('-')[1]}.dist-info/licenses/LICENSE"}
+    assert held <= set(zipfile.ZipFile(wheel).namelist()), f"the wheel lacks one of {sorted(held)}"
     with tempfile.TemporaryDirectory(prefix="penstock-install-") as name:
         base = Path(name) / "base"
         try_it(wheel, "", base, None)
