@@ -40,7 +40,7 @@ def store(faulty: FaultyServer, connect_faulty: Callable[..., Store]) -> Store:
     for key, data in (SMALL | SHARDS).items():
         faulty.objects[key] = data
     return connect_faulty(
-        transport=ps.TransportConfig(connect_s_max=2, first_byte_s_max=0.5, stall_s_max=1),
+        transport=ps.TransportConfig(connect_s_max=2, first_byte_s_max=0.5, stall_s_max=0.5),
         retry=ps.RetryConfig(attempts_max=8, backoff_s=0.01, backoff_s_max=0.05),
         fetch=ps.FetchConfig(part_bytes=256 * 1024),
     )
@@ -106,7 +106,7 @@ def test_one_kind_for_ever_ends_in_a_typed_error_or_right_bytes(faulty: FaultySe
         faulty.url,
         endpoint_url=faulty.endpoint_url,
         anonymous=True,
-        transport=ps.TransportConfig(connect_s_max=2, first_byte_s_max=0.3, stall_s_max=1),
+        transport=ps.TransportConfig(connect_s_max=2, first_byte_s_max=0.3, stall_s_max=0.3),
         retry=ps.RetryConfig(attempts_max=2, backoff_s=0.01, backoff_s_max=0.02),
     ) as store:
         for read in (lambda: store.read("key").data, lambda: store.read("key", ps.ByteRange(0, 100_000)).data):
