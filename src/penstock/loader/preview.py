@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from penstock.loader.loader import Loader
 from penstock.memory.buffers import is_typed
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle, Stored, TokenBlocks, check_rereadable
 from penstock.system.tracebacks import boundary
+from penstock.text.html_text import figure, grid
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -21,9 +23,40 @@ if TYPE_CHECKING:
 
 
 PEEK_MAX = 10_000
+GRID_MAX = 64
+"""Samples in the grid of a notebook, which holds their pictures."""
+_PICTURES = ((b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n", "png"), (b"GIF8", "gif"))
 VALUE_CHARACTERS_MAX = 40
 _FIELDS = "fields"
 _SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a preview needs little read-ahead
+
+
+class Samples(list[dict[str, Any]]):
+    """A list of samples, which a notebook shows as a grid of their pictures and values."""
+
+    def _repr_html_(self) -> str:
+        figures = [figure(filter(None, map(_picture, sample.values())), describe(sample)) for sample in self[:GRID_MAX]]
+        return grid(figures) + (f"<p>{len(self) - GRID_MAX} more</p>" if len(self) > GRID_MAX else "")
+
+
+def _picture(value: Any) -> tuple[str, bytes] | None:
+    """Return the kind and bytes of a picture: as stored, or a PNG of decoded pixels; None if the value is neither."""
+    if isinstance(value, bytes):
+        return next(((kind, value) for head, kind in _PICTURES if value.startswith(head)), None)
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype != np.uint8
+        or value.ndim < 2
+        or value.shape[2:] not in ((), (3,))
+    ):
+        return None
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    out = io.BytesIO()
+    Image.fromarray(value).save(out, "PNG")
+    return "png", out.getvalue()
 
 
 @boundary
@@ -36,7 +69,7 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
         n: Number of samples, in [1, 10000]; fewer are returned if there are fewer.
 
     Returns:
-        Dicts of values, with ``__key__``, ``__shard__`` and ``__position__``.
+        Dicts of values, with ``__key__``, ``__shard__`` and ``__position__``. A notebook shows the list as a grid of pictures.
 
     Raises:
         ConfigError: An argument is out of bounds, or ``Loader`` refuses the pipeline.
@@ -47,7 +80,7 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     check_rereadable(pipeline, "peek")
     check_whole("n", n, 1, PEEK_MAX)
     found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
-    return [samples[row] for row in range(n) for samples in found if row < len(samples)][:n]
+    return Samples([samples[row] for row in range(n) for samples in found if row < len(samples)][:n])
 
 
 def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:

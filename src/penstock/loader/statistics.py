@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO, TypeAlias
 
 from penstock.system.quantiles import Recent
+from penstock.text.html_text import table
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,6 +106,22 @@ class LoaderStatistics:
         ]
         head = f"{self.samples_per_s:,.0f} samples/s, stalled {self.stall_ratio:.0%}, bottleneck {self.bottleneck}"
         return f"<LoaderStatistics: {'; '.join([head, ', '.join(shown)])}>"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: rates, the bottleneck, and all values that are not zero."""
+        head = [
+            ("samples/s", f"{self.samples_per_s:,.0f}"),
+            ("bytes/s", format_bytes(self.bytes_per_s)),
+            ("stalled", f"{self.stall_ratio:.0%}"),
+            ("bottleneck", self.bottleneck),
+        ]
+        values = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
+        return table(
+            [
+                *head,
+                *((name, f"{value:,.6g}" if isinstance(value, float) else value) for name, value in values if value),
+            ]
+        )
 
     @property
     def cache_hit_ratio(self) -> float:

@@ -164,6 +164,10 @@ class SequenceWriter(CommitOnExit):
         self._closed = False
         self.samples_count = 0
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<SequenceWriter {self._destination.url!r}: {self.samples_count} samples, {state}>"
+
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append one sample: ``{"__key__": "000017", "jpg": <bytes>, "cls": 3, "json": {...}}``.
 

@@ -23,6 +23,7 @@ from penstock.pipeline.stages import (
     specs_of,
 )
 from penstock.system.tracebacks import boundary
+from penstock.text.html_text import code_lines
 
 if TYPE_CHECKING:
     import os
@@ -426,6 +427,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return "".join(map(repr, (self.source, *self.stages)))
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: a line for the source and for each stage."""
+        return code_lines((self.source, *(f"    {stage!r}" for stage in self.stages)))
 
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{self!r} only describes samples. Hint: for batch in ps.Loader(pipeline)")

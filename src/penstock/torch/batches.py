@@ -89,6 +89,9 @@ class Tensors:
         self._progress = _progresses.setdefault(batches, progress) if isinstance(batches, Stateful) else progress
         self._use = _LightningUse()
 
+    def __repr__(self) -> str:
+        return f"Tensors({self.batches!r})"
+
     def __iter__(self) -> Iterator[Any]:
         if not self._use.is_ahead:
             self._use.state_before = None

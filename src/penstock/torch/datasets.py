@@ -413,6 +413,9 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._opened())
 
+    def __repr__(self) -> str:
+        return f"MapDataset({self.pipeline!r})"
+
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the classes, as ``pipeline.open().classes``."""

@@ -52,6 +52,9 @@ class Prefetch:
         self.ahead = ahead
         self._running: _CudaIterator | None = None
 
+    def __repr__(self) -> str:
+        return f"Prefetch({self.batches!r}, device={str(self.device)!r}, ahead={self.ahead})"
+
     def __iter__(self) -> Iterator[Any]:
         if self.device.type == "cuda":
             self._running = _CudaIterator(self.batches, self.device, self.ahead)

@@ -8,8 +8,15 @@ import pytest
 
 import penstock as ps
 from loading import pipeline, write_counted
+from pages import write_pictures
 from penstock.errors import ConfigError
-from penstock.loader.preview import peek
+from penstock.loader.preview import Samples
+
+
+def peek(pipeline: ps.Pipeline, n: int) -> Samples:
+    samples = ps.peek(pipeline, n)
+    assert isinstance(samples, Samples)
+    return samples
 
 
 def test_peek_gives_the_first_samples_as_stored(tmp_path: Path) -> None:
@@ -95,3 +102,21 @@ def test_a_tensor_is_described_as_an_array() -> None:
     torch = pytest.importorskip("torch")
     assert ps.describe({"x": torch.zeros(2, 3)}) == "x  float32[2, 3]"
     assert ps.describe({"x": torch.zeros(2, device="meta")}) == "x  float32[2] on meta"
+
+
+def test_a_notebook_shows_pictures_and_escapes_text(tmp_path: Path) -> None:
+    """Stored and decoded pictures become images; what comes from data or code is text, never HTML."""
+    write_pictures(tmp_path / "train", samples=4, shards=1, kind="jpg")
+    made = ps.shards(f"{tmp_path}/train/")
+    assert peek(made, 2)._repr_html_().count('src="data:image/jpeg;base64,/9j/') == 2
+    decoded = peek(made.decode(ps.Image("jpg")).map(lambda sample: {**sample, "txt": "<script>"}), 3)._repr_html_()
+    assert decoded.count("data:image/png;base64,iVBOR") == 3
+    assert "&lt;script&gt;" in decoded
+    assert "<script>" not in decoded
+    shown = made.decode(ps.Text("<b>")).batch(2)._repr_html_()
+    assert "    .decode(Text(&#x27;&lt;b&gt;&#x27;))<br>    .batch(2)" in shown
+    with ps.Loader(made.batch(2)) as loader:
+        list(loader)
+        table = loader.statistics()._repr_html_()
+    assert "<tr><th>samples</th><td>4</td></tr>" in table
+    assert "<th>bottleneck</th>" in table

@@ -696,3 +696,11 @@ def test_a_map_dataset_has_classes(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pack(source, tmp_path / "out", labels="folders")
     assert ps.torch.MapDataset(ps.shards(f"{tmp_path}/out/")).classes == ("class0", "class1", "class2")
+
+
+def test_a_writer_shows_where_it_writes(tmp_path: Path) -> None:
+    """And how far it is."""
+    with ps.pack.writer(f"{tmp_path}/x-%06d.tar") as out:
+        out.write({"__key__": "a", "txt": "x"})
+        assert repr(out) == f"<SequenceWriter 'file://{tmp_path}/': 1 samples, open>"
+    assert repr(out).endswith("1 samples, closed>")

@@ -93,3 +93,12 @@ def test_grey_pictures_have_one_channel() -> None:
 def test_a_normaliser_adds_nothing_to_a_checkpoint() -> None:
     """Its constants move with the module and are not part of its state."""
     assert ps.torch.Normalize().state_dict() == {}
+
+
+def test_what_wraps_a_loader_shows_it() -> None:
+    """In a notebook or a log, wrappers and checkpoints say what they are of."""
+    loader = ps.Loader(ps.shards("s3://b/").batch(2))
+    assert repr(ps.torch.Tensors(loader)) == f"Tensors({loader!r})"
+    assert repr(ps.torch.Prefetch(loader, device="cpu")) == f"Prefetch({loader!r}, device='cpu', ahead=2)"
+    assert repr(ps.torch.MapDataset(ps.objects("s3://b/"))) == "MapDataset(objects('s3://b/'))"
+    assert repr(ps.torch.Checkpoint(model=torch.nn.Linear(1, 1))) == "<Checkpoint of Linear>"

@@ -365,6 +365,9 @@ class Checkpoint:
         finally:
             self._memory.release()
 
+    def __repr__(self) -> str:
+        return f"<Checkpoint of {type(self._model).__name__}{', closed' if self._is_closed else ''}>"
+
     def __enter__(self) -> Self:
         return self
 
