@@ -151,6 +151,14 @@ def test_examples_of_a_page(page: Path, documented: dict[str, str], tmp_path: Pa
         pytest.skip("the blocks that need /dev/fuse were left out; the others ran")
 
 
+@pytest.mark.torch
+def test_the_first_example_runs_twice(tmp_path: Path) -> None:
+    """Who tries it again, perhaps after a change of the training loop, packs nothing and gets no error."""
+    pytest.importorskip("torch")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / ".cache")}
+    run([blocks_of(Path("docs/start.md"))[0]] * 2, tmp_path, environment)
+
+
 @pytest.mark.server
 @pytest.mark.torch
 def test_quickstart(documented: dict[str, str], tmp_path: Path) -> None:

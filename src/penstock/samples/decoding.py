@@ -245,4 +245,8 @@ def _decode_error(field: Field, data: Sequence[memoryview], context: SampleConte
     if isinstance(field, Function):
         return failed(field.fn, error, **where)
     size_bytes = sum(each.nbytes for each in data)
-    return DecodeError(f"{field!r} cannot read these {size_bytes} bytes: {error or type(error).__name__}", **where)
+    return DecodeError(
+        f"{field!r} cannot read these {size_bytes} bytes: {error or type(error).__name__}",
+        hint="decode(max_errors=n) leaves out up to n such samples; on_corrupt= is about damaged shards",
+        **where,
+    )

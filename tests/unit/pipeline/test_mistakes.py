@@ -216,3 +216,12 @@ def test_text_is_no_picture(folder: Path) -> None:
     said = _said(lambda: _read(ps.shards(f"{folder}/data/").decode(ps.Image("txt", height=4, width=4))), DecodeError)
     assert "does not recognise the format" in said
     assert "0x" not in said
+
+
+def test_a_member_that_does_not_decode_is_no_damaged_shard(tmp_path: Path) -> None:
+    """`on_corrupt=` does not leave it out; the error names what does."""
+    write_counted(tmp_path / "data", (3,))
+    made = ps.shards(f"{tmp_path}/data/", on_corrupt="skip_sample")
+    assert "Hint: decode(max_errors=n)" in _said(lambda: _read(made.decode(ps.Image("txt"))), DecodeError)
+    with ps.Loader(made.decode(ps.Image("txt"), max_errors=3).batch(1)) as loader:
+        assert list(loader) == []
