@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import typer
@@ -15,6 +14,7 @@ from penstock.cli.info import bandwidth, credentials_text, largest
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
 from penstock.cli.output import print_record
 from penstock.errors import CredentialsError, ObjectMissingError, PenstockError, StoreError
+from penstock.redaction import url_parts
 from penstock.store.answers import http_date_s, transport_error
 from penstock.store.base import innermost
 from penstock.store.exchange import RemoteStore
@@ -43,8 +43,8 @@ class Finding(NamedTuple):
     Attributes:
         check: Name of the check.
         is_ok: Whether it passed; None if it was skipped.
-        text: The finding, or the reason of a failure.
-        hint: A remedy for a failure; empty if there is none.
+        text: Result of the check, or the reason why it failed.
+        hint: Advice on how to mend a failure; empty if there is none.
     """
 
     check: str
@@ -110,7 +110,7 @@ def _findings(location: StoreLocation, *, write: bool) -> Iterator[Finding]:
     yield listing
     if isinstance(core, S3Store):  # the answer to the listing has corrected them
         yield Finding("region", True, core.endpoint.region)
-        style = "virtual-hosted" if (urlsplit(core.address).path or "/") == "/" else "path"
+        style = "path" if core.address.endswith(f"/{core.endpoint.bucket}/") else "virtual-hosted"
         yield Finding("addressing", True, f"{style}: {core.address}")
     if listing.is_ok or not location.is_folder:
         yield from _reading(core, location, is_new=write or location.is_folder)
@@ -159,8 +159,9 @@ class _Probe:
 
 def _connection(core: RemoteStore) -> Iterator[Finding]:
     """Find out whether the store's host is found and answers, and compare the clocks."""
-    parts = urlsplit(core.address)
-    host = parts.hostname or ""
+    parts = url_parts(core.address)
+    assert parts is not None
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if core.transport.proxy or (parts.scheme in getproxies() and not proxy_bypass(host)):
         yield Finding("dns", None, f"a proxy looks {host} up")
     else:
@@ -177,7 +178,7 @@ def _connection(core: RemoteStore) -> Iterator[Finding]:
         yield failure
         return
     times = f"connected in {1000 * answer.connect_s:.0f} ms, answered in {1000 * answer.first_byte_s:.0f} ms"
-    yield Finding("tcp", True, parts.netloc if failure else f"{parts.netloc} {times}")
+    yield Finding("tcp", True, f"port {port}" if failure else f"port {port}: {times}")
     if failure is not None:
         yield failure._replace(check="tls")
         return
