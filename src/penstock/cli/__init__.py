@@ -7,6 +7,7 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+EXIT_USAGE = 2
 EXIT_UNCHECKED = 3
 EXIT_INTERRUPTED = 130
 

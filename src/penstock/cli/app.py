@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 import penstock
-from penstock.cli import EXIT_INTERRUPTED
+from penstock.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from penstock.cli.bucket import mb, presign
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint
-from penstock.cli.cp import cp, sync
+from penstock.cli.completing import answer
+from penstock.cli.cp import cp, mv, sync
 from penstock.cli.doctor import doctor
 from penstock.cli.gateway import gateway
 from penstock.cli.gateway_results import fill, gc
@@ -82,7 +85,25 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info, doctor):
+for _command in (
+    ls,
+    cat,
+    cp,
+    mv,
+    sync,
+    rm,
+    du,
+    mb,
+    presign,
+    index,
+    manifest,
+    pack,
+    convert,
+    verify,
+    peek,
+    info,
+    doctor,
+):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(
     name="mount",
@@ -145,14 +166,18 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = EXIT_TERMINATED if interrupted else EXIT_INTERRUPTED
     except Exception as error:
-        code = _failed(error)
+        code = _failed(error, arguments)
     finally:
         signal.signal(signal.SIGTERM, before)
     return code
 
 
-def _failed(error: Exception) -> int:
-    """Print why a command failed: in one line, or as the traceback of the user's code if that raised the error."""
+def _failed(error: Exception, arguments: Sequence[str]) -> int:
+    """Print why a command failed: in one line, or as the traceback of the user's code if that raised the error.
+
+    Returns:
+        The exit code: that of wrong usage if an argument cannot be used.
+    """
     text = "" if isinstance(error, PenstockError) else users_text(error)
     if text:
         for line in text.splitlines():
@@ -160,10 +185,33 @@ def _failed(error: Exception) -> int:
     elif isinstance(error, ConfigError) and "\n" in error.what:
         _print_with_traceback(error)
     elif isinstance(error, PenstockError | OSError):
-        _print_error(one_line(error))
+        what, hint, advice = one_line(error).partition(" Hint: ")
+        _print_error(what + hint + _in_options(advice, _command_of(arguments)[0]))
     else:
         raise error
-    return EXIT_FAILED
+    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+_ARGUMENT = re.compile(r"""(?<![\w.&?/-])([a-z_]+)=(-?\w+(?:\.\w+)*|'[^']*'|"[^"]*")?""")
+"""An argument of Python as hints write it: ``profile=``, ``anonymous=True``, ``index_dir='DIR'``."""
+
+
+def _in_options(text: str, command: Any) -> str:
+    """Return a hint in which arguments of Python are named by the command's options, if it has them."""
+    options = {
+        name.removeprefix("--").replace("-", "_"): (name, parameter)
+        for parameter in command.params
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+
+    def named(match: re.Match[str]) -> str:
+        name, parameter = options.get(match[1], (match[0], None))
+        if parameter is None or getattr(parameter, "is_flag", False) or not match[2]:
+            return str(name)
+        return f"{name} {match[2]}"
+
+    return _ARGUMENT.sub(named, text)
 
 
 def _print_with_traceback(error: ConfigError) -> None:
@@ -179,7 +227,7 @@ def _print_with_traceback(error: ConfigError) -> None:
 def _run(arguments: Sequence[str]) -> int:
     command = commands()
     if _COMPLETE in os.environ:  # a shell asks for completions
-        command.main(prog_name="penstock")
+        answer(lambda: command.main(prog_name="penstock"))
     try:
         with command.make_context("penstock", list(arguments)) as context:
             command.invoke(context)
@@ -190,19 +238,19 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         message = error.format_message() if hasattr(error, "format_message") else ""
         if message:  # empty if the help was printed instead
-            _print_error(message, hint=f"{_command_path(command, arguments)} --help")
+            _print_error(message, hint=f"{_command_of(arguments)[1]} --help")
         return int(code)
     return 0
 
 
-def _command_path(command: Any, arguments: Sequence[str]) -> str:
-    """Return the command that a line calls, e.g. ``penstock gateway try``; not every usage error says which one it is of."""
-    path = ["penstock"]
+def _command_of(arguments: Sequence[str]) -> tuple[Any, str]:
+    """Return the command that a line calls, and its name, e.g. ``penstock gateway try``; not every error says whose it is."""
+    command, path = commands(), ["penstock"]
     for word in arguments:
         inner = getattr(command, "commands", {}).get(word)
         if inner is not None:
             command, path = inner, [*path, word]
-    return " ".join(path)
+    return command, " ".join(path)
 
 
 def _print_error(text: str, *, hint: str | None = None) -> None:

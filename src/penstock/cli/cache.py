@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
-from penstock.cli.output import ProgressReport, print_message, print_record, print_result
+from penstock.cli.output import ProgressReport, counted, print_message, print_record, print_result
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes, parse_bytes
 
@@ -60,7 +60,8 @@ def stats(path: str = DIRECTORY, *, as_json: bool = AS_JSON) -> None:
     print_result(f"least recently used {_age(found.oldest_s)} ago; {format_bytes(found.free_bytes)} free on the disk")
     for origin in found.origins:
         where = " ".join(part for part in (origin.namespace, origin.endpoint, origin.name) if part)
-        text = f"{format_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
+        counts = f"{counted(origin.objects_count, 'object')}, {counted(origin.blocks_count, 'block')}"
+        text = f"{format_bytes(origin.size_bytes):>10}  {counts}"
         print_result(f"{text}  {where}")
 
 
@@ -104,7 +105,7 @@ def warm(
     seconds = progress.seconds
     values = {"url": public_url(url), "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}
     fetched = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-    text = f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{fetched}: {config.path}"
+    text = f"{counted(done.requests_count, 'object')}, {format_bytes(done.size_bytes)}{fetched}: {config.path}"
     print_record(values, text, as_json=as_json)
     if done.refused_count:
         print_message(f"penstock: {done.refused_count} blocks were not kept, because the limit or the disk is full")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +21,10 @@ from penstock.cli.options import (
     expand_groups,
     flag,
 )
-from penstock.cli.output import ProgressReport, one_line, print_message, print_result
+from penstock.cli.output import ProgressReport, counted, one_line, print_message, print_result
 from penstock.cli.rm import removable, remove
 from penstock.cli.selection import FilterGroup, Selection
-from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
+from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, PenstockError, StoreError
 from penstock.store.local import LocalStore
 from penstock.text.sizes import format_bytes
 from penstock.transfer.download import FileReceiver, is_downloaded
@@ -30,7 +33,10 @@ from penstock.transfer.moving import TransferItem, copy_between, copy_inside, st
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.store.base import Store
     from penstock.types import Key, ObjectInfo
+
+QUIET = flag("Show neither progress nor the summary, only failures.", names=("--quiet", "-q"))
 
 
 @expand_groups
@@ -44,6 +50,7 @@ def cp(
     filters: FilterGroup,
     overwrite: bool = flag("Copy objects even if the target has them already."),
     dry_run: bool = flag("Print what would be copied, and copy nothing."),
+    quiet: bool = QUIET,
     cache: str | None = CACHE,
     as_json: bool = AS_JSON,
     connection: ConnectionGroup,
@@ -73,12 +80,50 @@ def cp(
     """
     target_stores = Stores(connection, cache=cache)
     source_stores = target_stores.for_source(source_connection)
-    report = CopyReport(as_json=as_json, dry_run=dry_run)
+    report = CopyReport(as_json=as_json, dry_run=dry_run, is_quiet=quiet)
     with source_stores, target_stores, report:
         selection = Selection(source_stores, source, filters)
         CopyPlan(selection, target_stores.locate(target), report, overwrite=overwrite).run(dry_run=dry_run)
     report.end()
     selection.check_found()
+    if report.failed_count:
+        raise typer.Exit(1)
+
+
+@expand_groups
+def mv(
+    source: str = argument("SRC", "An object or file, a prefix or directory with everything below it, or a pattern."),
+    target: str = argument("DST", "Target; a folder if it ends with a slash."),
+    *,
+    filters: FilterGroup,
+    dry_run: bool = flag("Print what would be moved, and move nothing."),
+    quiet: bool = QUIET,
+    as_json: bool = AS_JSON,
+    connection: ConnectionGroup,
+    source_connection: SourceConnectionGroup,
+) -> None:
+    """Copy SRC to DST as cp --overwrite does, and then remove it from SRC.
+
+    Objects are removed last, and only if everything was copied. If a copy fails or the command is interrupted, SRC still
+    has all objects; run it again. In a directory, links to other directories and the files behind them are not removed.
+
+    For example:
+
+        penstock mv s3://bucket/new/model.pt s3://bucket/models/
+        penstock mv --dry-run --include "*.tar" /data/out/ s3://bucket/train/
+    """
+    target_stores = Stores(connection)
+    source_stores = target_stores.for_source(source_connection)
+    report = CopyReport(as_json=as_json, dry_run=dry_run, deletes=True, is_quiet=quiet)
+    with source_stores, target_stores, report:
+        selection = Selection(source_stores, source, filters)
+        plan = CopyPlan(selection, target_stores.locate(target), report, overwrite=True, moves=True)
+        plan.run(dry_run=dry_run)
+        selection.check_found()
+        if not dry_run and not report.failed_count:
+            place = selection.location
+            remove(place.store, removable(place, report.moved_keys), lambda key: report.deleted(key, of=place.store))
+    report.end()
     if report.failed_count:
         raise typer.Exit(1)
 
@@ -92,6 +137,8 @@ class CopyPlan:
         report: Receives an event for each object.
         overwrite: Whether to copy objects that the target has already.
         deletes: Whether to collect the target's other objects in ``extras``; the source may then not lie inside it.
+        moves: Whether what is copied is removed from the source afterwards; the source may then not lie inside the target,
+            either, where a copy could replace an object that is still to be copied.
 
     Attributes:
         extras: Keys in the target that the source does not have; complete when ``run`` returns.
@@ -109,12 +156,14 @@ class CopyPlan:
         *,
         overwrite: bool = False,
         deletes: bool = False,
+        moves: bool = False,
     ) -> None:
         self.source = source
         self.target = target
         self.report = report
         self.overwrite = overwrite
         self.deletes = deletes
+        self.moves = moves
         self.extras: list[Key] = []
         self.left_out: list[Key] = []
         self._refuse_overlap()
@@ -124,28 +173,28 @@ class CopyPlan:
         if not self._overlaps():
             return
         source, target = self.source.location.url, self.target.url
-        if self.deletes:
+        if self.source.only is not None:
+            raise ConfigError(f"{source} and {target} are the same object", hint="name another DST, or a folder")
+        if self.deletes or self.moves:
             raise ConfigError(
                 f"{source} and {target} overlap: one of them lies inside the other", hint="name separate folders"
             )
-        if self.source.only is not None:
-            raise ConfigError(f"{source} and {target} are the same object", hint="name another DST, or a folder")
         raise ConfigError(f"{target} lies inside {source}", hint="name a DST outside of SRC")
 
     def _overlaps(self) -> bool:
         """Return whether the copy would write to what it reads."""
-        source, target = self.source.location, self.target
+        source, target, is_apart = self.source.location, self.target, self.deletes or self.moves
         if source.path is not None and target.path is not None:  # a directory has many names: links, .., its parent
             if self.source.only is None:
                 inner, outer = target.path.resolve(), source.path.resolve()
-                return inner.is_relative_to(outer) or (self.deletes and outer.is_relative_to(inner))
+                return inner.is_relative_to(outer) or (is_apart and outer.is_relative_to(inner))
             into = target.path / source.name if target.is_folder else target.path
             return into.resolve() == source.path.resolve()
         if not source.is_in_store_of(target):
             return False
         if self.source.only is not None:
             return self.target_key(source.key) == source.key
-        if self.deletes and self.source.prefix.startswith(self.target_prefix):
+        if is_apart and self.source.prefix.startswith(self.target_prefix):
             return True
         return not self.source.is_pattern and self.target_prefix.startswith(self.source.prefix)
 
@@ -164,6 +213,8 @@ class CopyPlan:
     def run(self, *, dry_run: bool) -> None:
         """Copy the objects, or only report them if `dry_run`."""
         items = self._items()
+        if self.report.has_bar:
+            threading.Thread(target=self._count, daemon=True).start()
         source, target = self.source.location.store, self.target.store
         if dry_run:
             for item in items:
@@ -174,6 +225,11 @@ class CopyPlan:
             copy_inside(target, items, self.report)
         else:
             copy_between(source, target, items, self.report)
+
+    def _count(self) -> None:
+        """Tell the report how many bytes SRC has, by a listing of its own: that of the copy is only read as it goes on."""
+        with suppress(PenstockError, OSError):  # the copy meets it, too, and says so
+            self.report.total_bytes = sum(info.size_bytes for info in copy(self.source))
 
     def _items(self) -> Iterator[TransferItem]:
         """Yield what must be moved, in key order; report what the target has already, and names that are not safe."""
@@ -277,14 +333,21 @@ class CopyReport(ProgressReport):
         dry_run: Whether nothing is copied.
         deletes: Whether objects are deleted too.
 
+        is_quiet: Whether only failures are reported.
+
     Attributes:
         plan: The plan whose events are reported, which sets it.
+        total_bytes: Size of everything in SRC, whether it is copied or not; None until it is known.
+        moved_keys: Keys in SRC of what was copied, if objects are deleted too.
     """
 
-    shown = ("Spinner", "TimeElapsed")
+    shown = ("Spinner", "Bar", "TimeElapsed", "TimeRemaining")
 
-    def __init__(self, *, as_json: bool, dry_run: bool, deletes: bool = False) -> None:
-        super().__init__(as_json=as_json, has_bar=not dry_run, flushes=False)
+    def __init__(self, *, as_json: bool, dry_run: bool, deletes: bool = False, is_quiet: bool = False) -> None:
+        super().__init__(as_json=as_json, has_bar=not dry_run and not is_quiet, flushes=False)
+        self._is_quiet = is_quiet
+        self.total_bytes: int | None = None
+        self.moved_keys: list[Key] = []
         self._dry_run = dry_run
         self._deletes = deletes
         self.plan: CopyPlan | None = None
@@ -297,6 +360,8 @@ class CopyReport(ProgressReport):
         """`item` was copied."""
         self.moved_count += 1
         self.moved_bytes += item.info.size_bytes
+        if self._deletes:
+            self.moved_keys.append(item.info.key)
         self._print("copied", item)
 
     def failed(self, item: TransferItem, error: Exception) -> None:
@@ -309,7 +374,10 @@ class CopyReport(ProgressReport):
         self._arrived_bytes += size_bytes
         if self.has_bar:
             text = f"{self.moved_count} copied, {self.skipped_count} there already, {format_bytes(self._arrived_bytes)}"
-            self.update(description=f"{text}, {self.rate(self._arrived_bytes)}")
+            wanted_bytes = None if self.total_bytes is None else max(0, self.total_bytes - self.skipped_bytes)
+            text += f" of {format_bytes(wanted_bytes)}" if wanted_bytes is not None else ""
+            rate = self.rate(self._arrived_bytes)
+            self.update(description=f"{text}, {rate}", completed=self._arrived_bytes, total=wanted_bytes)
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -325,11 +393,11 @@ class CopyReport(ProgressReport):
         self.moved_bytes += item.info.size_bytes
         self._print("would copy", item)
 
-    def deleted(self, key: Key) -> None:
-        """`key` was deleted from the target, or would be."""
+    def deleted(self, key: Key, *, of: Store | None = None) -> None:
+        """`key` was deleted, or would be: from the target, unless the store is given."""
         assert self.plan is not None
         self.deleted_count += 1
-        target = self.plan.target.store.describe(key)
+        target = (of or self.plan.target.store).describe(key)
         if self.as_json:
             self.print_json(action="would delete" if self._dry_run else "deleted", target=target)
         elif self._dry_run:
@@ -352,6 +420,8 @@ class CopyReport(ProgressReport):
 
     def end(self) -> None:
         """Print the summary."""
+        if self._is_quiet:
+            return
         if self.as_json:
             deleted = {"deleted": self.deleted_count} if self._deletes else {}
             self.print_summary(
@@ -381,6 +451,7 @@ def sync(
     allow_empty: bool = flag("Continue if SRC has no objects; with --delete this empties DST."),
     filters: FilterGroup,
     dry_run: bool = flag("Print what would be done, and do nothing."),
+    quiet: bool = QUIET,
     cache: str | None = CACHE,
     as_json: bool = AS_JSON,
     connection: ConnectionGroup,
@@ -399,7 +470,7 @@ def sync(
     """
     target_stores = Stores(connection, cache=cache)
     source_stores = target_stores.for_source(source_connection)
-    report = CopyReport(as_json=as_json, dry_run=dry_run, deletes=delete)
+    report = CopyReport(as_json=as_json, dry_run=dry_run, deletes=delete, is_quiet=quiet)
     with source_stores, target_stores, report:
         selection = Selection(source_stores, source, filters)
         if selection.only is not None:
@@ -425,6 +496,6 @@ def sync(
     if report.failed_count:
         if plan.extras:
             print_message(
-                f"penstock: {len(plan.extras)} objects that SRC lacks were not deleted, because others failed"
+                f"penstock: not deleted, because others failed: {counted(len(plan.extras), 'object')} that SRC lacks"
             )
         raise typer.Exit(1)

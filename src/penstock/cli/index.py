@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import EXIT_UNCHECKED
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag, option
-from penstock.cli.output import ProgressReport, print_message
+from penstock.cli.output import ProgressReport, counted, print_message
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.redaction import public_url
 
@@ -78,7 +78,7 @@ class IndexReport(ProgressReport):
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
         """Set the number of shards and bytes to read."""
-        self.update(description=f"{shards_count} shards", total=size_bytes)
+        self.update(description=counted(shards_count, "shard"), total=size_bytes)
 
     def progressed(self, size_bytes: int) -> None:
         """Count bytes that were read."""
@@ -113,12 +113,13 @@ class IndexReport(ProgressReport):
             )
             return
         how = [f"{count} {_WORDS[how]}" for how, count in self._counts.items() if count]
-        text = f"{built.dataset.samples_count} samples in {len(built.dataset)} shards ({', '.join(how)})"
+        text = f"{counted(built.dataset.samples_count, 'sample')} in {counted(len(built.dataset), 'shard')}"
+        text += f" ({', '.join(how)})" if how else ""
         rate = f", {self.rate(self._read_bytes)}" if self._read_bytes else ""
         failed = f", {len(built.failed)} failed" if built.failed else ""
         if built.skipped:
             skipped = sum(count for _, count in built.skipped)
-            failed += f", {skipped} corrupt samples in {len(built.skipped)} shards left out"
+            failed += f", {counted(skipped, 'corrupt sample')} in {counted(len(built.skipped), 'shard')} left out"
         print_message(f"{text}{failed}, {self.seconds:.1f} s{rate}: {built.url}")
 
 
@@ -162,7 +163,7 @@ def manifest(
             raise ConfigError(f"{output!r} is a folder", hint="-o takes the name of a file")
         with target.store.writer(target.key) as writer:
             count = write_manifest(infos, cast("BinaryIO", writer), base_url=base_url, format=kind)
-    print_message(f"{count} objects: {public_url(output)}")
+    print_message(f"{counted(count, 'object')}: {public_url(output)}")
 
 
 def _infos(location: StoreLocation) -> Iterator[ObjectInfo]:
@@ -229,12 +230,12 @@ def verify(
         failed = f", {len(found.failed)} failed" if found.failed else ""
         failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
         print_message(
-            f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
+            f"{counted(found.samples_count, 'sample')} in {counted(found.shards_count, 'shard')} verified{failed}, "
             f"{report.seconds:.1f} s, {report.rate(found.size_bytes)}: {found.url}",
         )
         if found.unchecked:
             url, error = found.unchecked[0]
-            print_message(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}")
+            print_message(f"penstock: {counted(len(found.unchecked), 'shard')}, the first {url}: {error.what}")
             print_message(f"penstock: {error.hint}")
     if found.problems:
         raise typer.Exit(1 if found.failed else EXIT_UNCHECKED)

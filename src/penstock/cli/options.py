@@ -16,11 +16,12 @@ from urllib.parse import unquote
 
 import typer
 
+from penstock.cli.completing import completed_url, completed_value, profiles
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from penstock.pipeline.factories import ConnectionOptions
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:  # noqa: A002 - typer's word
     """Declare an argument of a command, as the default of its parameter; without a `default` it is required."""
-    return field(default=default, metadata={"declared": partial(typer.Argument, metavar=metavar, help=help)})
+    offered = completed_url if metavar in ("URL", "SRC", "DST") else None
+    declared = partial(typer.Argument, metavar=metavar, help=help, autocompletion=offered)
+    return field(default=default, metadata={"declared": declared})
 
 
 def option(
@@ -40,6 +43,7 @@ def option(
     names: tuple[str, ...] = (),
     default: Any = None,
     required: bool = False,
+    values: Callable[[], Iterable[str]] | None = None,
     **settings: Any,
 ) -> Any:
     """Declare an option of a command, as the default of its parameter or of a group's field.
@@ -50,8 +54,11 @@ def option(
         names: Names of the option; by default that of the parameter, or what follows its last dot, with dashes.
         default: The value if the option is not given.
         required: Whether it must be given.
+        values: Returns values that shells offer; None offers none.
         settings: Other arguments of ``typer.Option``.
     """
+    if values is not None:
+        settings["autocompletion"] = completed_value(values)
     declared = partial(typer.Option, metavar=metavar, help=help, **settings)
     return field(default=MISSING if required else default, metadata={"declared": declared, "names": names})
 
@@ -130,7 +137,7 @@ class ConnectionGroup:
         "URL", "URL of the S3 endpoint; default: AWS_ENDPOINT_URL_S3, the profile, Amazon."
     )
     region: str | None = option("NAME", "Region of the bucket; default: AWS_REGION, the profile.")
-    profile: str | None = option("NAME", "Profile in ~/.aws/config; default: AWS_PROFILE.")
+    profile: str | None = option("NAME", "Profile in ~/.aws/config; default: AWS_PROFILE.", values=profiles)
     anonymous: bool = flag("Do not sign requests, for public data.")
 
     def options(self) -> ConnectionOptions:

@@ -52,6 +52,11 @@ def print_message(line: str) -> None:
     print(printable(line), file=sys.stderr)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, which is in the singular for 1: ``1 shard``, ``2 shards``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def one_line(error: Exception) -> str:
     """Return an error's message as one line; for errors of the operating system, with the name of the file."""
     if isinstance(error, PenstockError) or not isinstance(error, OSError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, function_of, option
-from penstock.cli.output import ProgressReport, print_message, print_record, shortened, shown_classes
+from penstock.cli.output import ProgressReport, counted, print_message, print_record, shortened, shown_classes
 from penstock.errors import ConfigError
 from penstock.text.sizes import format_bytes, parse_bytes
 
@@ -61,7 +61,12 @@ class ExecutionGroup:
         "Memory that reading and writing may hold together, e.g. 2GB.",
         names=("--memory-bytes-max", "--memory"),
     )
-    executor: str = option("threads|ray", "Run in threads of this process, or on a Ray cluster.", default="threads")
+    executor: str = option(
+        "threads|ray",
+        "Run in threads of this process, or on a Ray cluster.",
+        default="threads",
+        values=lambda: ("threads", "ray"),
+    )
     address: str | None = option("ADDRESS", "Address of the Ray cluster.")
 
     def options(self, *, verify: bool) -> ExecutionOptions:
@@ -303,12 +308,12 @@ def shares_of(text: str) -> dict[str, float]:
 
 def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
     """Print each planned shard, then a summary. The number of samples is unknown if the sources are shards."""
-    counted = plan.kind == "entries"
+    has_samples = plan.kind == "entries"
     for shard in plan.shards:
         row: dict[str, Any] = {"action": "planned", "shard": shard.name}
-        row |= {"samples": len(shard.entries)} if counted else {"sources": [entry.key for entry in shard.entries]}
+        row |= {"samples": len(shard.entries)} if has_samples else {"sources": [entry.key for entry in shard.entries]}
         row["size_bytes"] = size_bytes = shard.size_bytes or shard.source_bytes
-        what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
+        what = f"{len(shard.entries):>9} samples" if has_samples else f"{len(shard.entries):>5} sources"
         print_record(row, f"{what} {format_bytes(size_bytes):>10}  {shard.name}", as_json=as_json)
     found = contents_of(plan)
     summary = {
@@ -316,18 +321,20 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         "destination": url,
         "format": plan.format,
         "shards": len(plan.shards),
-        "samples": plan.samples_count if counted else None,
+        "samples": plan.samples_count if has_samples else None,
         "source_bytes": plan.source_bytes,
         "passed_over": plan.passed_over,
-        **({"fields": found.fields, "empty": found.empty, "classes": plan.classes} if counted else {}),
+        **({"fields": found.fields, "empty": found.empty, "classes": plan.classes} if has_samples else {}),
     }
     if as_json:
         print(json.dumps(summary))
     else:
-        samples = f"{plan.samples_count} samples" if counted else format_bytes(plan.source_bytes)
-        shards = f"{samples} in {len(plan.shards)}" if plan.kind != "sequence" else "blocks of tokens, in"
-        print_message(f"{shards} {plan.format} shards: {url}")
-        for line in found.lines(plan.classes) if counted else ():
+        samples = counted(plan.samples_count, "sample") if has_samples else format_bytes(plan.source_bytes)
+        shards = f"{plan.format} shards"
+        if plan.kind != "sequence":
+            shards = counted(len(plan.shards), f"{plan.format} shard")
+        print_message(f"{'blocks of tokens,' if plan.kind == 'sequence' else samples} in {shards}: {url}")
+        for line in found.lines(plan.classes) if has_samples else ():
             print_message(line)
 
 
@@ -384,7 +391,7 @@ class PackReport(ProgressReport):
         self.start_s = time.monotonic()
         self._goal_bytes = 0 if samples_count else source_bytes
         if samples_count or source_bytes:
-            self.update(description=f"{shards_count} shards", total=samples_count or source_bytes)
+            self.update(description=counted(shards_count, "shard"), total=samples_count or source_bytes)
         self.print_json(action="begin", shards=shards_count, samples=samples_count, source_bytes=source_bytes)
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
@@ -420,10 +427,10 @@ class PackReport(ProgressReport):
         known = len(packed.rows) - packed.shards_written
         words = f" ({known} were there)" if known else ""
         words += f", {self._verified} verified" if self._verified else ""
-        words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
+        words += f", {counted(packed.passed_over, 'file')} passed over" if packed.passed_over else ""
         rate = f", {self.rate(self._bytes)}" if self._bytes else ""
         print_message(
-            f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
+            f"{counted(packed.samples_count, 'sample')} in {counted(len(packed.rows), 'shard')}{words}, "
             f"{format_bytes(packed.size_bytes)}, {self.seconds:.1f} s{rate}: {packed.url}",
         )
 

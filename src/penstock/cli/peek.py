@@ -6,13 +6,15 @@ import html
 import io
 import json
 from base64 import b64encode
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.completing import formats
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
-from penstock.cli.output import print_message, print_result, shown_classes
-from penstock.errors import ConfigError
+from penstock.cli.output import counted, print_message, print_result, shown_classes
+from penstock.errors import ConfigError, ObjectMissingError, UnsupportedFormatError
 from penstock.redaction import printable
 from penstock.version import install_hint
 
@@ -30,50 +32,74 @@ _TEXT_MAX = 40
 
 @expand_groups
 def peek(
-    url: str = argument("URL", "Shards: a prefix, a pattern, or one shard."),
+    url: str = argument("URL", "Shards: a prefix, a pattern, or one shard; or objects that are samples themselves."),
     *,
     count: int = option("N", "Number of samples.", names=("--count", "-n"), default=5),
     output: str | None = option(
         "FILE", "Write a contact sheet of the images: x.png or x.html.", names=("--output", "-o")
     ),
     source_format: str | None = option(
-        "NAME", "Format of the shards, if their names and first bytes do not show it.", names=("--format",)
+        "NAME",
+        "Format of the shards, if their names and first bytes do not show it.",
+        names=("--format",),
+        values=formats,
     ),
     as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Show the first samples at URL: keys, fields, sizes and values.
 
-    No more of the first shards is read than the samples need. A contact sheet is one self-contained file.
+    No more of the first shards is read than the samples need. If there are no shards, each object is a sample. A contact
+    sheet is one self-contained file.
 
     For example:
 
         penstock peek s3://bucket/train/
+        penstock peek s3://bucket/photos/cat.jpg
         penstock peek -n 64 -o sheet.html "s3://bucket/train-{000..009}.tar"
     """
-    from penstock.loader.preview import peek as first_samples
-    from penstock.pipeline import shards
-    from penstock.sources.shards import read_classes
-
-    source = shards(url, format=source_format, **connection.options())
     sheet = None if output is None else _sheet_of(output)
-    samples = first_samples(source, count)
+    samples = _samples(url, count, source_format, connection)
     if sheet is not None:
         assert output is not None
         images = [image for sample in samples for image in _images(sample)]
         if not images:
             raise ConfigError(
-                f"none of {len(samples)} samples has an image", hint=f"fields called {', '.join(_IMAGES)}"
+                f"none of {counted(len(samples), 'sample')} has an image", hint=f"fields called {', '.join(_IMAGES)}"
             )
         Path(output).write_bytes(sheet(images))
-        print_message(f"{len(images)} images of {len(samples)} samples: {output}")
+        print_message(f"{counted(len(images), 'image')} of {counted(len(samples), 'sample')}: {output}")
     elif as_json:
         for sample in samples:
             print(json.dumps(_record(sample)))
     else:
         _print_table(samples)
-        if (classes := read_classes(source)) is not None:
+        if (classes := _classes(url, source_format, connection)) is not None:
             print_result(shown_classes(classes))
+
+
+def _classes(url: str, source_format: str | None, connection: ConnectionGroup) -> tuple[str, ...] | None:
+    from penstock.pipeline import shards
+    from penstock.sources.shards import read_classes
+
+    return read_classes(shards(url, format=source_format, **connection.options()))
+
+
+def _samples(url: str, count: int, source_format: str | None, connection: ConnectionGroup) -> list[dict[str, Any]]:
+    """Return the first samples of shards; if there are none, of the object that the URL names, or of those below it."""
+    from penstock.loader.preview import peek as first_samples
+    from penstock.pipeline import objects, shards
+
+    try:
+        return first_samples(shards(url, format=source_format, **connection.options()), count)
+    except (ObjectMissingError, UnsupportedFormatError) as error:
+        if source_format is not None:
+            raise
+        missing = error
+    for named in ([url], url):
+        with suppress(ObjectMissingError):
+            return first_samples(objects(named, **connection.options()), count)
+    raise missing
 
 
 def _sheet_of(output: str) -> Any:
@@ -91,6 +117,11 @@ def _size_bytes(value: Any) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value)
 
 
+def _value(name: str, value: Any) -> str:
+    """Return a short text for the value of a field."""
+    return _picture(bytes(value)) if _kind(name, value) is not None else _shown(value)
+
+
 def _shown(value: Any) -> str:
     """Return a short text for a value; "" if it is not text or a number."""
     if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in ("B", "b", "c")):
@@ -106,6 +137,15 @@ def _shown(value: Any) -> str:
     return _cut(text) if text.isprintable() or text.replace("\n", " ").isprintable() else ""
 
 
+def _picture(data: bytes) -> str:
+    """Return the size and the kind of a picture, ``64 x 48 RGB``, by its header; "" if it cannot be read."""
+    try:
+        with _pillow()[0].open(io.BytesIO(data)) as image:
+            return f"{image.width} x {image.height} {image.mode}"
+    except (ConfigError, OSError, ValueError, SyntaxError):  # Pillow is not installed, or it is no picture
+        return ""
+
+
 def _cut(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 3] + "..."
@@ -113,7 +153,8 @@ def _cut(text: str) -> str:
 
 def _record(sample: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
-        name: {"size_bytes": _size_bytes(value), "value": _shown(value)} for name, value in _fields(sample).items()
+        name: {"size_bytes": _size_bytes(value), "value": _value(name, value)}
+        for name, value in _fields(sample).items()
     }
     return {"key": sample["__key__"], "shard": sample["__shard__"], "fields": fields}
 
@@ -133,7 +174,7 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
             size = format_bytes(_size_bytes(value))
             key = "" if number else str(sample["__key__"])
             # Text, so that markup in data is not interpreted.
-            table.add_row(Text(printable(key)), Text(printable(name)), size, Text(_shown(value)))
+            table.add_row(Text(printable(key)), Text(printable(name)), size, Text(_value(name, value)))
     Console().print(table)
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, counted, print_message, print_result
 from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError
 
@@ -95,7 +95,7 @@ def removable(location: StoreLocation, keys: Iterable[Key]) -> Iterator[Key]:
         else:
             yield key
     if left_count:
-        print_message(f"penstock: {left_count} files that lie behind links to directories are not removed")
+        print_message(f"penstock: {counted(left_count, 'file')} behind links to directories: not removed")
 
 
 def remove(store: Store, keys: Iterable[Key], removed: Callable[[Key], None]) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from penstock.channels import InputChannel
 
 
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
+"""Exit codes of a shell for a program that cannot be executed, and for one that does not exist."""
+
+
 @expand_groups
 def run(
     command: list[str] = argument("COMMAND", "Program with its arguments, after --."),
@@ -31,7 +35,12 @@ def run(
     hyperparameter_arguments: bool = flag(
         "Also append hyperparameters to COMMAND as --NAME VALUE, as SageMaker's framework containers do."
     ),
-    mode: str = option("MODE", "Mode of channels that name none: file, pipe or fastfile.", default="file"),
+    mode: str = option(
+        "MODE",
+        "Mode of channels that name none: file, pipe or fastfile.",
+        default="file",
+        values=lambda: ("file", "pipe", "fastfile"),
+    ),
     job: str | None = option("FILE", "JSON of a CreateTrainingJob request, or of its input channels."),
     base: str | None = option(
         "DIR", "Base directory, e.g. /opt/ml; default: SAGEMAKER_BASE_DIR, or a private one that is removed at the end."
@@ -57,7 +66,8 @@ def run(
     this machine is a channel, too.
 
     SIGTERM, SIGINT and SIGHUP are passed on; 120 seconds later, the program and all that it started are killed. The exit code
-    is the program's, or 128 plus the number of the signal that ended it. Nothing stays mounted, running or half-written.
+    is the program's, or 128 plus the number of the signal that ended it; 127 if there is no such program, 126 if it is not
+    executable. Nothing stays mounted, running or half-written.
 
     For example:
 
@@ -90,8 +100,16 @@ def run(
         **fields,
     )
     report = RunReport()
-    with report:
-        result = run_job(what, connection=connection.options(), progress=report)
+    try:
+        with report:
+            result = run_job(what, connection=connection.options(), progress=report)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | PermissionError):
+            raise
+        print_message(f"penstock: {one_line(error)}")
+        raise typer.Exit(
+            EXIT_NOT_FOUND if isinstance(error.__cause__, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+        ) from None
     for warning in result.warnings:
         print_message(f"penstock: {warning}")
     if result.is_out_of_time:

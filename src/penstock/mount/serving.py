@@ -13,9 +13,15 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from penstock.compose import connect
+from penstock.compose import connect, split
 from penstock.config import MIB
-from penstock.errors import UnavailableError
+from penstock.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DirectoryMissingError,
+    ObjectMissingError,
+    UnavailableError,
+)
 from penstock.mount.filesystem import NodeView, StoreFileSystem
 from penstock.mount.fuse.mounting import MountOptions, mount
 from penstock.mount.fuse.session import FuseSession
@@ -188,17 +194,45 @@ def _opened(config: MountConfig) -> tuple[Store, str]:
             warning = "" if objects else f"{public_url(config.manifest)} names no object: the mount is empty."
             return ManifestStore(store, objects), warning
         page: Page = perform(store, ListPage(keys_max=1)).value
+        if page.objects or page.prefixes or page.next_token:
+            return store, ""
+        _refuse_object(config)
+    except DirectoryMissingError:
+        store.close()
+        _refuse_object(config)
+        raise
     except BaseException:
         store.close()
         raise
-    if page.objects or page.prefixes or page.next_token:
-        return store, ""
     url = public_url(config.url)
     until = "" if config.metadata_ttl_s == math.inf else " until one is written"
     return (
         store,
         f"There is no object below {url}: the mount is empty{until}. `penstock ls` shows what there is above it.",
     )
+
+
+def _refuse_object(config: MountConfig) -> None:
+    """Say so if a URL below which nothing lies names an object, which would be mounted as an empty directory.
+
+    Raises:
+        ConfigError: It does.
+
+    Cost: one request.
+    """
+    root, key = split(config.url.rstrip("/"))
+    if not key or config.manifest is not None:
+        return
+    with connect(root, **config.connection) as store:
+        try:
+            store.stat(key)
+        except (
+            ObjectMissingError,
+            AccessDeniedError,
+        ):  # without the right to list, S3 does not say that one is missing
+            return
+        folder = store.describe(key[: key.rfind("/") + 1])
+    raise ConfigError(f"{public_url(config.url)} is an object, and only folders can be mounted", hint=f"mount {folder}")
 
 
 def _file_system(config: MountConfig, store: Store) -> StoreFileSystem:

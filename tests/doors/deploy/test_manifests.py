@@ -115,7 +115,7 @@ def test_the_mounts(
             raise ConfigError("recorded")
 
     monkeypatch.setattr("penstock.mount.serving.MountServer", Recorder)
-    assert run(words.replace("/var/cache/", f"{tmp_path}/").split()) == 1
+    assert run(words.replace("/var/cache/", f"{tmp_path}/").split()) == 2
     (config,) = mounted
     assert config.allow_other
     assert config.url == "s3://bucket/train/"

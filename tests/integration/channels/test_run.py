@@ -213,7 +213,7 @@ def test_exit_codes_and_the_failure_file(run: Callable[..., subprocess.Completed
     assert (tmp_path / "base" / "output" / "failure").stat().st_size == 4000
     assert run("--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
     missing = run("--", "no-such-program")
-    assert missing.returncode == 1
+    assert missing.returncode == 127
     assert "cannot run 'no-such-program': No such file or directory" in missing.stderr
     assert left_in(tmp_path / "tmp") == []
 
@@ -430,7 +430,7 @@ def test_a_base_directory_is_for_one_run(
     """A second run with the same base directory is refused while the first one lasts, and works afterwards."""
     process = start("import signal; print('ready', flush=True); signal.pause()", "--base", "base")
     refused = run("--base", "base", "--", "true")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "another run uses the base directory" in refused.stderr
     process.terminate()
     process.communicate(timeout=WAIT_S_MAX)
@@ -515,7 +515,7 @@ def test_a_mount_needs_a_folder(
     """The beginning of a name is refused, as on SageMaker; a folder without its slash is fine."""
     s3_store.write("train-01/a", b"x")
     refused = run("-c", f"train=s3://{bucket}/train,mode=fastfile", "--", "true")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "FastFile mode mounts folders" in refused.stderr
     assert run("-c", f"train=s3://{bucket}/train-01,mode=fastfile", "--", "true").returncode == 0
     assert left_in(tmp_path / "tmp") == []
@@ -576,3 +576,14 @@ def test_results_that_could_not_be_stored_end_a_run_before_it_begins(
     assert "Contents" not in client.list_objects_v2(Bucket=bucket)
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
     client.close()
+
+
+def test_a_program_that_cannot_be_run_has_a_shells_exit_code(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """127 if there is no such program, 126 if it is not executable, each with what to do."""
+    (tmp_path / "train.sh").write_text("true")
+    missing, plain = run("--", "no-such-program"), run("--", "./train.sh")
+    assert (missing.returncode, plain.returncode) == (127, 126)
+    assert "is it on the PATH?" in missing.stderr
+    assert "is it executable?" in plain.stderr

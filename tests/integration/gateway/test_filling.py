@@ -211,5 +211,5 @@ def test_what_is_refused(
     arguments, message = REFUSED[case]
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home"))
-    assert run(["gateway", "fill", *arguments]) == 1
+    assert run(["gateway", "fill", *arguments]) == 2
     assert message in capsys.readouterr().err

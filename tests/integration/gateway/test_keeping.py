@@ -159,5 +159,5 @@ REFUSED = {
 def test_what_is_refused(case: str, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Options that make no sense are told."""
     arguments, message = REFUSED[case]
-    assert run(["gateway", *arguments]) == 1
+    assert run(["gateway", *arguments]) == 2
     assert message in capsys.readouterr().err

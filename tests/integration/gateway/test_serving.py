@@ -231,7 +231,7 @@ def test_a_port_in_use_is_refused(start: Start, folder: Path) -> None:
     done = subprocess.run(
         [*command, "--workers", "2"], cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {gateway.port}: Address already in use" in done.stderr
 
 
@@ -453,12 +453,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_at_the_start(folder: Path, case: str) -> None:
-    """A configuration that cannot or must not be served ends with code 1 and one line that says why."""
+    """A configuration that cannot or must not be served ends with code 2 and one line that says why."""
     (folder / "open.txt").write_text(KEYS)
     (folder / "open.txt").chmod(0o644)
     more, message = REFUSED[case]
     command = [sys.executable, "-m", "penstock", "gateway", "--upstream", "data", "--port", "0", *more]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

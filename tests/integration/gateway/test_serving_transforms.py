@@ -310,12 +310,12 @@ BROKEN = {
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_transform_that_cannot_start(folder: Path, case: str, workers: str) -> None:
-    """The gateway ends with code 1 and says why before it has announced itself; it does not start the worker for ever."""
+    """The gateway ends with code 2 and says why before it has announced itself; it does not start the worker for ever."""
     more, message = BROKEN[case]
     base = ["--upstream", "data", "--name", "made", "--port", "0", "--cache", "none", "--processes", "1"]
     command = [sys.executable, "-W", "default", "-m", "penstock", "gateway", *base, "--workers", workers, *more]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "ResourceWarning" not in done.stderr
     assert "serving" not in done.stderr

@@ -20,11 +20,13 @@ import pytest
 import penstock as ps
 from connecting import connection_to
 from mounting import needs_fuse
+from penstock.errors import ConfigError
 from penstock.mount.config import MountConfig
 from penstock.mount.fuse.watching import find_mount
 from penstock.mount.namespace.directories import StoreDirectories
 from penstock.mount.namespace.inodes import key_number
 from penstock.mount.serving import MountServer
+from penstock.store import Store
 from servers.faulty import FaultyServer
 from servers.leaks import has_ended
 
@@ -273,6 +275,20 @@ def test_an_open_file_is_one_version_without_etags_in_the_manifest(tmp_path: Pat
     assert out.splitlines() == [str(errno.ESTALE), "{98} {99}"]
 
 
+def test_a_single_object_is_not_mounted(tmp_path: Path, s3_endpoint: Any, s3_store: Store, bucket: str) -> None:
+    """It would be an empty directory; the message says that it is an object, and names the folder."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "file.txt").write_text("contents")
+    s3_store.write("train/a.tar", b"x")
+    with pytest.raises(ConfigError, match=f"mount s3://{bucket}/train/"):
+        ps.mount(f"s3://{bucket}/train/a.tar", tmp_path / "m", **connection_to(s3_endpoint))
+    with pytest.raises(ConfigError, match="is an object, and only folders can be mounted"):
+        ps.mount(tmp_path / "file.txt", tmp_path / "m")
+    said = penstock("mount", tmp_path / "file.txt", tmp_path / "m", code=2)
+    assert "is an object" in said
+    assert find_mount(str(tmp_path / "m")) is None
+
+
 def test_the_command_mounts_and_unmounts(tmp_path: Path) -> None:
     """``penstock mount`` returns when the directory can be used; ``penstock umount`` ends the process that serves it."""
     (tmp_path / "source").mkdir()
@@ -284,12 +300,12 @@ def test_the_command_mounts_and_unmounts(tmp_path: Path) -> None:
     process_id = int(said.split("process ")[1].split()[0])
     try:
         assert run("cat", directory / "file") == "contents"
-        assert "is already a mount of" in penstock("mount", tmp_path / "source", directory, code=1)
+        assert "is already a mount of" in penstock("mount", tmp_path / "source", directory, code=2)
     finally:
         penstock("umount", directory)
     assert has_ended(process_id, within_s=TIME_S_MAX)
     assert "was unmounted" in (tmp_path / "log").read_text()
-    assert "nothing is mounted" in penstock("umount", directory, code=1)
+    assert "nothing is mounted" in penstock("umount", directory, code=2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -392,7 +408,7 @@ def test_a_mount_in_use_is_not_taken_away(tmp_path: Path) -> None:
         reader = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert reader.stdout is not None
         assert reader.stdout.readline() == "open\n"
-        assert "busy" in penstock("umount", tmp_path / "m", code=1)
+        assert "busy" in penstock("umount", tmp_path / "m", code=2)
         penstock("umount", "--lazy", tmp_path / "m")
         assert find_mount(str(tmp_path / "m")) is None
         assert reader.communicate("go on\n", timeout=TIME_S_MAX)[0] == "contents"
@@ -406,7 +422,7 @@ def test_a_process_that_does_not_answer(tmp_path: Path) -> None:
     with ps.mount(source, directory) as mount:
         os.kill(mount.process_id, signal.SIGSTOP)
         try:
-            assert "already a mount of" in penstock("mount", source, directory, code=1)
+            assert "already a mount of" in penstock("mount", source, directory, code=2)
             penstock("umount", directory)
             assert find_mount(str(directory)) is None
         finally:

@@ -132,7 +132,7 @@ def test_others_cannot_use_the_mount(user: User) -> None:
     user.penstock("umount", "mounted")
     settings = Path("/etc/fuse.conf").read_text() if Path("/etc/fuse.conf").exists() else ""
     if re.search(r"^user_allow_other", settings, re.MULTILINE) is None:
-        said = user.penstock("mount", "source", "mounted", "--allow-other", code=1)
+        said = user.penstock("mount", "source", "mounted", "--allow-other", code=2)
         assert "have root add the line user_allow_other to /etc/fuse.conf, or leave allow_other out" in said
         assert find_mount(str(user.directory)) is None
 
@@ -165,7 +165,7 @@ def test_a_directory_of_somebody_else_is_refused(user: User) -> None:
     """A user mounts on directories of their own only, and is told so in one line."""
     other = user.home / "roots"
     other.mkdir()
-    (line,) = user.penstock("mount", "source", other, code=1).splitlines()
+    (line,) = user.penstock("mount", "source", other, code=2).splitlines()
     assert str(other) in line
     assert line.startswith("penstock: ")
     assert find_mount(str(other)) is None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.app import commands, run
+from penstock.store import Store
 
 
 def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,7 +88,7 @@ def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.Capt
 def test_a_sandbox_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without ministack, one line says how to install it."""
     monkeypatch.setitem(sys.modules, "ministack", None)
-    assert run(["sandbox", "true"]) == 1
+    assert run(["sandbox", "true"]) == 2
     assert "pip install 'ministack>=" in capsys.readouterr().err
 
 
@@ -114,3 +115,28 @@ def test_shells_complete_commands_and_options() -> None:
     assert {"cat", "cp", "convert"} <= set(penstock(**asked).split())
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ls --rec", "COMP_CWORD": "2"}
     assert penstock(**asked).split() == ["--recursive"]
+
+
+@pytest.mark.server
+def test_shells_complete_values_buckets_and_keys(s3_endpoint: Any, s3_store: Store, bucket: str) -> None:
+    """Values of options, buckets, keys and folders are offered; bash splits URLs at the colon, and wants what follows it."""
+    for key in ("train/a.tar", "train/b.tar", "trial.txt"):
+        s3_store.write(key, b"x")
+
+    def offered(*words: str) -> list[str]:
+        asked = {
+            "_PENSTOCK_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(words),
+            "COMP_CWORD": f"{len(words) - 1}",
+        }
+        return penstock(**s3_endpoint.environment, **asked).split()
+
+    assert offered("penstock", "run", "--mode", "f") == ["fastfile", "file"]
+    assert "tfrecord" in offered("penstock", "peek", "--format", "tfr")
+    assert offered("penstock", "ls", f"s3://{bucket[:-2]}") == [f"s3://{bucket}/"]
+    assert offered("penstock", "ls", f"s3://{bucket}/tr") == [f"s3://{bucket}/train/", f"s3://{bucket}/trial.txt"]
+    assert offered("penstock", "ls", "-r", "s3", ":", f"//{bucket}/train/a") == [f"//{bucket}/train/a.tar"]
+    assert offered("penstock", "cp", "s3", ":", f"//{bucket}/trial.txt", "s3", ":", f"//{bucket}/train/b") == [
+        f"//{bucket}/train/b.tar"
+    ]
+    assert offered("penstock", "ls", f"s3://{bucket}-none/") == []

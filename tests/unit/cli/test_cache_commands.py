@@ -44,7 +44,7 @@ def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture
     done = json.loads(capsys.readouterr().out)
     assert (done["requests_count"], done["size_bytes"]) == (2, 100_010)
     lines.write_text('{"key": "a"}\n{"start": 5}\n')
-    assert run([*command, "--accesses", str(lines)]) == 1
+    assert run([*command, "--accesses", str(lines)]) == 2
     assert "accesses.jsonl:2" in capsys.readouterr().err
 
 
@@ -90,7 +90,7 @@ def test_warming_a_pipeline(
         done = json.loads(capsys.readouterr().out)
         assert (done["requests_count"], done["fetched_bytes"]) == (count, fetched_bytes)
     for name, said in (("neither", "not a pipeline"), ("missing", "no attribute"), ("all", "no attribute")):
-        assert run(["cache", "warm", f"training_of_this_test:{name}", *command]) == 1
+        assert run(["cache", "warm", f"training_of_this_test:{name}", *command]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "data").mkdir()
     assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:100MB"]) == 1
     assert "nothing to read" in capsys.readouterr().err
-    assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache"]) == 1
+    assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache"]) == 2
     assert "how large" in capsys.readouterr().err
 
 
@@ -174,6 +174,6 @@ def test_stats_verify_trim_clear(warmed: tuple[Path, Path], capsys: pytest.Captu
 def test_what_is_no_cache_is_left_alone(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A directory that is not a cache is refused."""
     (tmp_path / "precious").write_text("x")
-    assert run(["cache", command, str(tmp_path)]) == 1
+    assert run(["cache", command, str(tmp_path)]) == 2
     assert "not a penstock cache" in capsys.readouterr().err
     assert (tmp_path / "precious").exists()

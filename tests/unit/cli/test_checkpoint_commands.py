@@ -151,14 +151,14 @@ def test_rm_must_be_told_what(
     url: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No way, or two ways, to name what goes is an error, and nothing is removed."""
-    assert run(["checkpoint", "rm", "--yes", *arguments, f"{url}/"]) == 1
+    assert run(["checkpoint", "rm", "--yes", *arguments, f"{url}/"]) == 2
     assert message in capsys.readouterr().err
     assert steps_of(url) == [10, 20, 30, 40]
 
 
 def test_rm_asks(url: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal --yes is needed; on one, the answer counts, and the question says that the newest would go."""
-    assert run(["checkpoint", "rm", "--step", "20", f"{url}/"]) == 1
+    assert run(["checkpoint", "rm", "--step", "20", f"{url}/"]) == 2
     assert "--yes" in capsys.readouterr().err
     controller, terminal = os.openpty()
     with os.fdopen(terminal, "r") as stdin, os.fdopen(controller, "wb", buffering=0) as keyboard:

@@ -119,7 +119,7 @@ def test_cat_stops_at_what_is_missing(memory: MemoryStore, capfd: pytest.Capture
     assert out == "other"
     assert "no such object" in err
     assert err.count("\n") == 1
-    assert run(["cat", url(memory, "d/")]) == 1
+    assert run(["cat", url(memory, "d/")]) == 2
     assert "not one object" in capfd.readouterr().err
 
 
@@ -244,7 +244,7 @@ def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[
         ([url(memory, "nothing"), url(memory, "x")], "nor an object below it exists"),
         ([url(memory, "other"), ""], "neither a URL nor a path"),
     ):
-        assert run(["cp", *arguments]) == 1
+        assert run(["cp", *arguments]) == (1 if "nor an object" in message else 2)
         err = capsys.readouterr().err
         assert message in err
         assert "Hint: " in err
@@ -259,7 +259,7 @@ def test_cp_refuses_a_directory_into_itself(to: str, tmp_path: Path, capsys: pyt
     (tmp_path / "link").symlink_to(tmp_path / "d")
     (tmp_path / "d/sub/f").write_bytes(b"data")
     before = tree(tmp_path)
-    assert run(["cp", f"{tmp_path}/d/", f"{tmp_path}/{to}"]) == 1
+    assert run(["cp", f"{tmp_path}/d/", f"{tmp_path}/{to}"]) == 2
     assert "lies inside" in capsys.readouterr().err
     assert tree(tmp_path) == before
     assert run(["cp", f"{tmp_path}/d/", f"{tmp_path}/dd/"]) == 0
@@ -274,7 +274,7 @@ def test_cp_refuses_a_file_onto_itself(to: str, tmp_path: Path, capsys: pytest.C
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file-link").symlink_to(tmp_path / "f")
     target = f"{tmp_path}/{to.format(name=tmp_path.name)}"
-    assert run(["cp", "--overwrite", str(tmp_path / "f"), target]) == 1
+    assert run(["cp", "--overwrite", str(tmp_path / "f"), target]) == 2
     assert "the same object" in capsys.readouterr().err
     assert (tmp_path / "f").read_bytes() == b"data"
 
@@ -415,8 +415,13 @@ def test_info_shows_each_unit_once(memory: MemoryStore, capsys: pytest.CaptureFi
         (["nonsense"], 2),
         (["ls", "--nonsense", "x"], 2),
         (["cp", "only-one"], 2),
-        (["cat", "s3://"], 1),
-        (["ls", "file://host/path"], 1),
+        (["du", "s3://"], 2),
+        (["ls", "file://host/path"], 2),
+        (["presign", "/etc/passwd"], 2),
+        (["presign", "s3://bucket/k", "--expires", "8d"], 2),
+        (["mb", "s3://bucket/key", "--anonymous"], 2),
+        (["rm", "/tmp/"], 2),
+        (["verify", "/etc/nothing/"], 1),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,3 +470,20 @@ def test_importing_the_entry_point_is_light() -> None:
     """``penstock.cli`` imports neither typer nor rich, pycurl nor numpy."""
     code = "import sys, penstock.cli; print(sorted({'typer', 'rich', 'pycurl', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["ls", "s3://bucket/"], "choose a profile by AWS_PROFILE or --profile, or pass --anonymous for public data"),
+        (["peek", "s3://bucket/"], "or pass --anonymous for public data"),
+    ],
+)
+def test_hints_name_options(
+    arguments: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Python calls ``profile=`` and ``anonymous=True`` are options of a command."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(arguments) == 1
+    assert hint in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_wrong_values_are_named_by_their_flags(
     message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A message names the flag as it was given, not the key that a file would have for it."""
-    assert run(["gateway", "--upstream", str(tmp_path), "--name", "abc", "--port", "0", *REFUSED[message].split()]) == 1
+    assert run(["gateway", "--upstream", str(tmp_path), "--name", "abc", "--port", "0", *REFUSED[message].split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -72,9 +72,9 @@ def test_messages_name_the_flag_or_the_key_that_was_written(tmp_path: Path, caps
     """With a file, a flag is named only if it replaced the file's key."""
     file = tmp_path / "gateway.toml"
     file.write_text("workers = 0\nport = 0\n[access_points.abc]\nupstream = 's3://bucket'\n")
-    assert run(["gateway", "--config", str(file)]) == 1
+    assert run(["gateway", "--config", str(file)]) == 2
     assert "gateway.toml: workers=0 must be" in capsys.readouterr().err
-    assert run(["gateway", "--config", str(file), "--workers", "1000"]) == 1
+    assert run(["gateway", "--config", str(file), "--workers", "1000"]) == 2
     assert "penstock: --workers=1000 must be" in capsys.readouterr().err
 
 
@@ -128,7 +128,7 @@ def test_a_transform_that_cannot_be_imported_shows_its_traceback_line_by_line(tm
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert lines[:2] == [
         "penstock: the transform of bucket does not start: KeyError: 'no'",
@@ -153,7 +153,7 @@ def test_check_finds_wrong_arguments_of_built_in_transforms(
     """What the start would refuse, ``check`` refuses, by the key in the file; it runs no code of others."""
     file = tmp_path / "gateway.toml"
     file.write_text(f"[access_points.abc]\nupstream = 's3://b'\ntransform = '{transform} | ./mine.py:f'\n")
-    assert run(["gateway", "check", "--config", str(file)]) == 1
+    assert run(["gateway", "check", "--config", str(file)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("penstock: gateway.toml: access_points.abc.transform: ")
     assert WRONG_TRANSFORMS[transform] in error

@@ -122,7 +122,7 @@ def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
     assert "a.tar" in errors[0]
-    assert "3 samples in 1 shards (1 read), 1 failed" in errors[1]
+    assert "3 samples in 1 shard (1 read), 1 failed" in errors[1]
     assert run(["index", "--json", "--index-dir", str(folder), f"{tmp_path}/"]) == 1
     failed = [line for line in records(capsys.readouterr().out) if line["action"] == "failed"]
     assert [line["error"] for line in failed] == ["CorruptShardError"]
@@ -140,12 +140,12 @@ def test_index_leaves_corrupt_samples_out_where_told(tmp_path: Path, capsys: pyt
     assert run(["index", f"{tmp_path}/"]) == 1
     assert "1 failed" in capsys.readouterr().err
     assert run(["index", "--skip-corrupt", f"{tmp_path}/"]) == 0
-    assert "4 samples in 1 shards (1 read), 1 corrupt samples in 1 shards left out" in capsys.readouterr().err
+    assert "4 samples in 1 shard (1 read), 1 corrupt sample in 1 shard left out" in capsys.readouterr().err
 
 
 def test_index_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two places at once, and a folder without shards, are errors of one line."""
-    assert run(["index", "--beside", "--index-dir", "x", f"{tmp_path}/"]) == 1
+    assert run(["index", "--beside", "--index-dir", "x", f"{tmp_path}/"]) == 2
     assert "excludes" in capsys.readouterr().err
     assert run(["index", f"{tmp_path}/"]) == 1
     assert "no shards here" in capsys.readouterr().err
@@ -196,5 +196,17 @@ def test_manifest_of_nothing_leaves_nothing(
     assert "no object lies below" in capsys.readouterr().err
     assert not target.exists()
     memory.write("x", b"")
-    assert run(["manifest", f"memory://{memory.name}/", "-o", f"{tmp_path}/"]) == 1
+    assert run(["manifest", f"memory://{memory.name}/", "-o", f"{tmp_path}/"]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def test_numbers_agree_with_their_nouns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is a shard; of none, nothing is said about how they were read."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.tar").write_bytes(tar(1))
+    assert run(["index", f"{data}/"]) == 0
+    assert "1 sample in 1 shard (1 read)," in capsys.readouterr().err
+    (data / "a.tar").write_bytes(b"")
+    assert run(["index", "--index-dir", f"{tmp_path}/index", f"{data}/"]) == 1
+    assert "0 samples in 0 shards, 1 failed" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import ast
 import json
 import os
 import pty
+import re
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import penstock as ps
 from penstock import cli
 from penstock.cli.app import run
+from penstock.cli.cp import CopyReport
 from penstock.redaction import printable
 from penstock.store.memory import MemoryStore
 
@@ -119,3 +122,25 @@ def test_commands_print_by_one_module() -> None:
             if (prints and "json.dumps(" not in text) or (".console.print(" in text and "printable(" not in text):
                 found.append(text)
     assert found == ["print(loss_table())"]
+
+
+def test_a_copy_shows_the_total_and_the_remaining_time(
+    on_terminal: Callable[[list[str]], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar of ``cp`` knows how many bytes there are, although the copy itself lists only as it goes on."""
+    monkeypatch.setattr("penstock.cli.cp.CopyReport.progressed", _slowed(CopyReport.progressed))
+    source = MemoryStore(name=f"saying-{uuid.uuid4().hex}")
+    for number in range(8):
+        source.write(f"k{number}", bytes(1 << 20))
+    sent = on_terminal(["cp", f"memory://{source.name}/", f"{tmp_path}/"])
+    assert "of 8 MiB" in sent
+    plain = re.sub("\x1b\\[[0-9;]*m", "", sent)
+    assert re.search("0:00:0[0-9] 0:00:0[0-9]", plain)  # elapsed, and remaining
+
+
+def _slowed(progressed: Callable[..., None]) -> Callable[..., None]:
+    def slow(report: CopyReport, size_bytes: int) -> None:
+        time.sleep(0.2)
+        progressed(report, size_bytes)
+
+    return slow

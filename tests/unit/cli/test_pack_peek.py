@@ -106,12 +106,12 @@ def test_captions_are_at_their_images(tmp_path: Path) -> None:
 
 def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown kinds of sheets, sheets without images, and too many samples are errors of one line."""
-    assert run(["peek", str(shard), "-o", "s.gif"]) == 1
+    assert run(["peek", str(shard), "-o", "s.gif"]) == 2
     assert "must end with .png or .html" in capsys.readouterr().err
-    assert run(["peek", str(shard), "-n", "0"]) == 1
+    assert run(["peek", str(shard), "-n", "0"]) == 2
     assert "must be a whole number in" in capsys.readouterr().err
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
-    assert run(["peek", f"{tmp_path}/x.jsonl", "-o", f"{tmp_path}/s.png"]) == 1
+    assert run(["peek", f"{tmp_path}/x.jsonl", "-o", f"{tmp_path}/s.png"]) == 2
     assert "has an image" in capsys.readouterr().err
 
 
@@ -143,3 +143,17 @@ def test_a_plan_shows_what_the_samples_consist_of(tmp_path: Path, capsys: pytest
     assert "cat, dog" in capsys.readouterr().out
     assert run(["info", f"{tmp_path}/out/", "--seconds", "0.01", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == {"classes": ["cat", "dog"]}
+
+
+def test_single_objects_are_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there are no shards, an object is shown, or those of a folder; a picture by its size and kind."""
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (64, 48)).save(tmp_path / "cat.jpg")
+    (tmp_path / "note.txt").write_text("a cat")
+    for url, count in ((f"{tmp_path}/cat.jpg", 1), (f"{tmp_path}/", 2)):
+        assert run(["peek", "--json", url]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert found[0]["fields"]["jpg"]["value"] == "64 x 48 RGB"
+        assert len(found) == count
+    assert found[1]["fields"]["txt"]["value"] == "a cat"
+    assert run(["peek", f"{tmp_path}/none.jpg"]) == 1

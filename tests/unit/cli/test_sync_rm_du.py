@@ -113,7 +113,7 @@ def test_a_failed_copy_deletes_nothing(memory: MemoryStore, tmp_path: Path, caps
     memory.write("d/../up", b"no name for a file")
     assert run(["sync", "--delete", url(memory, "d/"), str(tmp_path)]) == 1
     assert "extra" in tree(tmp_path)
-    assert "1 objects that SRC lacks were not deleted" in capsys.readouterr().err
+    assert "not deleted, because others failed: 1 object that SRC lacks" in capsys.readouterr().err
 
 
 def test_what_the_source_names_but_cannot_copy_is_not_deleted(
@@ -143,8 +143,8 @@ def test_neither_may_lie_inside_the_other(
 ) -> None:
     """A sync that would delete its own source is refused, in stores and directories."""
     write(tmp_path, OBJECTS)
-    assert run(["sync", "--delete", url(memory, source), url(memory, target)]) == 1
-    assert run(["sync", "--delete", f"{tmp_path}/{source}", f"{tmp_path}/{target}"]) == 1
+    assert run(["sync", "--delete", url(memory, source), url(memory, target)]) == 2
+    assert run(["sync", "--delete", f"{tmp_path}/{source}", f"{tmp_path}/{target}"]) == 2
     assert capsys.readouterr().err.count("inside the other") == 2
     assert keys(memory) == sorted(OBJECTS)
     assert tree(tmp_path) == OBJECTS
@@ -152,7 +152,7 @@ def test_neither_may_lie_inside_the_other(
 
 def test_one_object_is_not_synced(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``sync`` is for folders."""
-    assert run(["sync", url(memory, "other"), str(tmp_path)]) == 1
+    assert run(["sync", url(memory, "other"), str(tmp_path)]) == 2
     assert "penstock cp copies it" in capsys.readouterr().err
 
 
@@ -193,10 +193,12 @@ def test_rm_removes_what_was_named(memory: MemoryStore, arguments: list[str], le
 )
 def test_rm_refuses(memory: MemoryStore, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     """A folder, a whole bucket and a file system's root need an option; a missing object is an error."""
-    assert run(["rm", *(each if each.startswith("-") else url(memory, each) for each in arguments)]) == 1
+    assert run(["rm", *(each if each.startswith("-") else url(memory, each) for each in arguments)]) == (
+        2 if says.startswith("--") else 1
+    )
     assert says in capsys.readouterr().err
     assert keys(memory) == sorted(OBJECTS)
-    assert run(["rm", "-r", "/", "--dry-run"]) == 1
+    assert run(["rm", "-r", "/", "--dry-run"]) == 2
     assert "--whole-bucket" in capsys.readouterr().err
 
 
@@ -219,7 +221,7 @@ def test_what_lies_behind_links_stays(memory: MemoryStore, tmp_path: Path, capsy
     assert run(["rm", "-r", "--dry-run", f"{tmp_path}/data"]) == 0
     out, errors = capsys.readouterr()
     assert "precious" not in out
-    assert "2 files that lie behind links" in errors
+    assert "2 files behind links to directories: not removed" in errors
     assert run(["sync", "--delete", url(memory, "d/"), f"{tmp_path}/data/"]) == 0
     assert not (tmp_path / "data/old").exists()
     assert run(["rm", "-r", f"{tmp_path}/data"]) == 0
@@ -248,3 +250,52 @@ def test_du_counts(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["du", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split()[:2] == ["0", "0"]
     assert run(["du", url(memory, "nothing/")]) == 1
+
+
+# ── mv ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("to", ["files", "the same store"])
+def test_mv_leaves_nothing_behind(memory: MemoryStore, tmp_path: Path, to: str) -> None:
+    """Everything that is selected arrives and is then removed; the rest stays."""
+    target = {"files": f"{tmp_path}/", "the same store": url(memory, "t/")}[to]
+    assert run(["mv", "--dry-run", url(memory, "d/"), target]) == 0
+    assert keys(memory) == sorted(OBJECTS)
+    assert run(["mv", "--quiet", "--exclude", "*.tmp", url(memory, "d/"), target]) == 0
+    moved = {name: data for name, data in FILES.items() if not name.endswith(".tmp")}
+    assert keys(memory, "d/") == ["d/x/c.tmp"]
+    found = tree(tmp_path) if to == "files" else {key[2:]: bytes(memory.read(key).data) for key in keys(memory, "t/")}
+    assert found == moved
+    assert run(["mv", url(memory, "other"), target]) == 0
+    assert keys(memory, "other") == []
+
+
+def test_mv_removes_nothing_if_a_copy_failed(memory: MemoryStore, tmp_path: Path) -> None:
+    """A file in the place of a folder refuses two copies; all sources stay, and the exit code is 1."""
+    (tmp_path / "x").write_text("a file")
+    assert run(["mv", url(memory, "d/"), f"{tmp_path}/"]) == 1
+    assert keys(memory) == sorted(OBJECTS)
+
+
+@pytest.mark.parametrize("target", ["", "d/x/"])
+def test_mv_refuses_folders_inside_each_other(
+    memory: MemoryStore, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy could otherwise replace what is still to be moved: d/d/a to d/a."""
+    assert run(["mv", url(memory, "d/"), url(memory, target)]) == 2
+    assert "one of them lies inside the other" in capsys.readouterr().err
+    assert keys(memory) == sorted(OBJECTS)
+
+
+@pytest.mark.parametrize("command", ["cp", "sync", "mv"])
+def test_quiet_says_nothing_but_failures(
+    memory: MemoryStore, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --quiet there is no summary, and a failure is still told."""
+    assert run([command, "-q", url(memory, "d/"), f"{tmp_path}/one/"]) == 0
+    assert capsys.readouterr() == ("", "")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "x").write_text("a file")
+    memory.write("d/x/new", b"1")
+    assert run([command, "-q", url(memory, "d/"), f"{tmp_path}/two/"]) == 1
+    assert "d/x/new" in capsys.readouterr().err

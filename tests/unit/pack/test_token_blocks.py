@@ -81,4 +81,4 @@ def test_the_command_packs_blocks(blocks: Any, tmp_path: Path, monkeypatch: pyte
     tokens = f"--tokens 16 --tokenizer tokens_of_a_test:encode --separator {END} --token-field txt".split()
     assert run(["pack", "documents/", "out/", *tokens]) == 0
     assert packed(tmp_path / "out").tolist() == tokens_in(blocks).tolist()
-    assert run(["pack", "documents/", "other/", "--separator", f"{END}"]) == 1
+    assert run(["pack", "documents/", "other/", "--separator", f"{END}"]) == 2

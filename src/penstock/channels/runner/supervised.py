@@ -156,7 +156,8 @@ class SupervisedProgram:
             return SIGNAL_BASE + int(number)
         if kind == "error":
             hint = "is it on the PATH?" if int(number) == errno.ENOENT else "is it executable?"
-            raise ConfigError(f"cannot run {self._command[0]!r}: {os.strerror(int(number))}", hint=hint)
+            reason = os.strerror(int(number))
+            raise ConfigError(f"cannot run {self._command[0]!r}: {reason}", hint=hint) from OSError(int(number), reason)
         end_marked(self._mark)
         raise PenstockError(f"the supervisor of {self._command[0]!r} was killed, and the program with it")
 

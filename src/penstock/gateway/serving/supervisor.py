@@ -57,6 +57,7 @@ class WorkerSlot:
         channel: Connection to it; None while there is no process.
         is_ready: Whether it answers requests.
         failure: Why it could not start.
+        failure_code: Exit code for that: 2 if the configuration cannot be served.
         last: The last snapshot that it sent.
     """
 
@@ -67,6 +68,7 @@ class WorkerSlot:
         self.channel: JsonChannel | None = None
         self.is_ready = False
         self.failure = ""
+        self.failure_code = 1
         self.last: Snapshot | None = None
         self.started = asyncio.Event()
         """Set when the first process of the slot is ready, or has failed."""
@@ -135,7 +137,7 @@ class Supervisor:
         for failure in failures[:1]:
             self._journal.say(failure, level="error")
         if failures:
-            return 1
+            return max(slot.failure_code for slot in self._slots)
         if self._kill.is_set() or signal.SIGINT in interrupts:
             return EXIT_INTERRUPTED
         return 0 if whole else 1
@@ -239,7 +241,7 @@ class Supervisor:
                 slot.is_ready = True
                 slot.started.set()
             case "failed":
-                slot.failure = message["message"]
+                slot.failure, slot.failure_code = message["message"], message["code"]
             case "report":
                 slot.last = message["snapshot"]
                 future = self._reports.pop((slot.index, message["id"]), None)

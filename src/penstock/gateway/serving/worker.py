@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.gateway.serving.journal import Journal
 from penstock.gateway.serving.process import GatewayProcess
 from penstock.gateway.serving.snapshots import Totals, add_up
@@ -88,7 +88,7 @@ async def _work(end: socket.socket, listener: socket.socket) -> int:
         try:
             await process.start(listener)
         except (PenstockError, OSError) as error:
-            channel.send({"kind": "failed", "message": str(error)})
+            channel.send({"kind": "failed", "message": str(error), "code": 2 if isinstance(error, ConfigError) else 1})
             await channel.drain()
             return 1
         channel.send({"kind": "ready"})
