@@ -4,6 +4,8 @@ That method is ``submit(operation, sink) -> Transfer``. It starts `operation`, n
 Everything else (read, read_many, list, writer, ...) is built on it once, in ``store/``, and wrappers (retry, hedge, limit,
 fault, trace, cache) implement the same method. Operations and answers are plain records that are cheap to create, since about
 15 000 of them pass each second.
+
+Not split because it is the vocabulary of all layers: operations, their answers and the protocols name each other.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ successful operation never contains it.
 
 SIZE_DIGITS_MAX = 18
 """Digits of the longest size that is believed. It is less than ``UNKNOWN_BYTES``; S3's longest objects have 14 digits."""
+
+PARTS_MAX = 10_000
+"""The most parts of a multipart upload, and the largest number of one; this is S3's limit."""
 
 
 class ByteRange(NamedTuple):
@@ -123,7 +128,8 @@ class ObjectInfo(NamedTuple):
     true, and their size is 0.
 
     ``headers`` are those of the answer, by lower-case name: a reference, which costs nothing. They are empty if the store has
-    none, and in listings. Two records that differ in nothing else are equal.
+    none, and in listings. ``tags`` are those of the object, if the store tells them with its headers, as S3 does not. Two
+    records that differ in nothing else are equal.
     """
 
     key: Key
@@ -133,18 +139,19 @@ class ObjectInfo(NamedTuple):
     is_prefix: bool = False
     checksums: Mapping[str, str] = {}  # full-object only, base64: {"crc32c": "...", ...}
     headers: Mapping[bytes, bytes] = {}
+    tags: Mapping[str, str] = {}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectInfo) and tuple(self[:-1]) == tuple(other[:-1])
+        return isinstance(other, ObjectInfo) and tuple(self[:-2]) == tuple(other[:-2])
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(tuple(self[:-1]))
+        return hash(tuple(self[:-2]))
 
     def __repr__(self) -> str:
-        values = zip(self._fields[:-1], (public_key(self.key), *self[1:-1]), strict=True)
+        values = zip(self._fields[:-2], (public_key(self.key), *self[1:-2]), strict=True)
         return f"ObjectInfo({', '.join(f'{name}={value!r}' for name, value in values)})"
 
 
@@ -255,7 +262,8 @@ class Head(NamedTuple):
     """Get the ``ObjectInfo`` of an object as ``Completion.info``, and the claim it was written with as ``Completion.value``.
 
     A caller that already reads one version names it by `etag` and `size_bytes`: a cache that has its blocks may then answer.
-    With `headers`, the answer's headers are wanted: a cache that knows the object only from a listing then asks the store.
+    With `headers`, the answer's headers are wanted: a cache that knows the object only from a listing then asks the store, and
+    a directory looks for the record that is kept beside a file, even if `etag` is given.
     """
 
     key: Key
@@ -277,28 +285,37 @@ class ListPage(NamedTuple):
 class Put(NamedTuple):
     """Write a whole object, which becomes visible at once; ``Completion.info`` describes it.
 
+    With `if_absent`, an object that exists raises ``ObjectExistsError``. With `if_match`, another version than that raises
+    ``ObjectChangedError``, and a missing object ``ObjectMissingError``.
+
+    `headers` are kept with the object, by their names in any case: ``Content-Type``, the other headers of content, and user
+    metadata (``x-amz-meta-...``). So are `tags`. Stores without ``keeps_records`` refuse headers, tags and `if_match`.
+
     A store whose answers may be lost keeps `claim` beside the object. A writer that tries again and finds an object then knows
-    whether it wrote the object itself. S3 keeps `content_type` with the object; other stores ignore it.
+    whether it wrote the object itself.
     """
 
     key: Key
     body: Buffer
     if_absent: bool = False
     claim: str = ""
-    content_type: str = ""
+    headers: Mapping[str, str] = {}
+    tags: Mapping[str, str] = {}
+    if_match: str | None = None
 
 
 class CreateMultipart(NamedTuple):
     """Begin a multipart upload; ``Completion.value`` is its upload id.
 
-    `claim` and `content_type` have the same meaning as in ``Put``. With `checksum`, the store is asked to keep a checksum of
+    `claim`, `headers` and `tags` have the same meaning as in ``Put``. With `checksum`, the store is asked to keep a checksum of
     the whole object if it can.
     """
 
     key: Key
     claim: str = ""
     checksum: bool = True
-    content_type: str = ""
+    headers: Mapping[str, str] = {}
+    tags: Mapping[str, str] = {}
 
 
 class PutPart(NamedTuple):
@@ -314,8 +331,8 @@ class PutPart(NamedTuple):
 class CompleteMultipart(NamedTuple):
     """Commit a multipart upload: the whole object becomes visible.
 
-    `checksum` must be the same as in ``CreateMultipart``. ``Completion.info`` has the checksums that the store keeps, if it
-    reports them.
+    `checksum` must be the same as in ``CreateMultipart``; `if_absent` and `if_match` have the same meaning as in ``Put``.
+    ``Completion.info`` has the checksums that the store keeps, if it reports them.
     """
 
     key: Key
@@ -323,6 +340,7 @@ class CompleteMultipart(NamedTuple):
     parts: tuple[Part, ...]
     if_absent: bool = False
     checksum: bool = True
+    if_match: str | None = None
 
 
 class AbortMultipart(NamedTuple):
@@ -339,11 +357,16 @@ class Delete(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Copy an object inside the store, on S3 of at most 5 GB; ``Store.copy`` copies larger objects in parts."""
+    """Copy an object inside the store, on S3 of at most 5 GB; ``Store.copy`` copies larger objects in parts.
+
+    `if_match` is the version of the source. The copy has the headers and tags of its source, or those that are given.
+    """
 
     source: Key
     target: Key
     if_match: str | None = None
+    headers: Mapping[str, str] | None = None
+    tags: Mapping[str, str] | None = None
 
 
 class CopyPart(NamedTuple):

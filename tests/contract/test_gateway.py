@@ -1,6 +1,7 @@
 """The S3 store keeps every promise on a gateway: in front of a directory, with and without extended attributes, and of S3."""
 
 import uuid
+from functools import partial
 
 import pytest
 
@@ -8,9 +9,9 @@ import penstock as ps
 from fronts import FixedBuckets, RunningFront
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets.directory import DirectoryBuckets, files
-from penstock.gateway.buckets.directory.records import SidecarRecords
 from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.store.records import FileRecords
 from store_contract import StoreContract
 
 pytestmark = [pytest.mark.server, pytest.mark.heavy]
@@ -23,7 +24,7 @@ def served(request, tmp_path_factory):
     keys = AccessKeys.parse("test:test-secret:rw", source="test")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sidecars":
-            patch.setattr(files, "records_in", lambda _folder, *, sidecars: SidecarRecords(sidecars))
+            patch.setattr(files, "FileRecords", partial(FileRecords, has_attributes=False))
         table = DirectoryBuckets(root, read_write=True, is_durable=False)
         with RunningFront(table=table, authenticator=SignatureAuthenticator(keys)) as front:
             yield root, front

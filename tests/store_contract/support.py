@@ -58,6 +58,8 @@ class Capabilities:
             both ``a`` and ``a/b``.
         knows_if_absent: Whether ``if_absent`` prevents replacing an object. A server that ignores it replaces the object
             silently.
+        knows_if_match: Whether ``if_match`` prevents replacing another version. A server that ignores it replaces any.
+        keeps_headers: Whether a server keeps the headers that it is sent.
         copies_parts: Whether the store supports ``CopyPart``.
         commits_tell_etags: Whether the answer to a commit has the final ETag of the object.
         part_bytes_min: Smallest size of a part of a multipart upload, except the last, in bytes.
@@ -73,6 +75,8 @@ class Capabilities:
     keys_are_paths = False
     keys_are_files = False
     knows_if_absent = True
+    knows_if_match = True
+    keeps_headers = True
     copies_parts = True
     commits_tell_etags = True
     part_bytes_min = 1

@@ -13,12 +13,15 @@ import pytest
 from penstock.errors import (
     ClosedError,
     ConfigError,
+    ObjectChangedError,
     ObjectExistsError,
     ObjectMissingError,
     StoreError,
 )
+from penstock.store.inflight import perform
+from penstock.store.records import canonical_headers, written_headers
 from penstock.store.writing import copy
-from penstock.types import same_version
+from penstock.types import Copy, Head, same_version
 from store_contract.support import (
     DOT_KEYS,
     LONGEST_KEY,
@@ -29,8 +32,10 @@ from store_contract.support import (
     content,
     keys_of,
     one_version,
+    raise_error,
     refused,
     short,
+    submit,
 )
 
 if TYPE_CHECKING:
@@ -88,6 +93,92 @@ class WritingContract(Capabilities):
             try:
                 store.write("k", data, if_absent=True)
             except ObjectExistsError:
+                return
+            won.append(data)
+
+        threads = [threading.Thread(target=write, args=(b"%d" % index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S_MAX)
+        assert len(won) == 1
+        assert store.read("k").data == won[0]
+
+    # ── what is kept besides the bytes ─────────────────────────────────────────────────────────────────────────────
+
+    @pytest.mark.parametrize("way", ["write", "parts", "copy", "copy in parts", "replacing copy"])
+    def test_headers_are_kept(self, store: Store, way: str) -> None:
+        """Type, encoding and user metadata come back with every ``Head``, and a copy has those of its source or its own."""
+        headers = {"Content-Type": "text/x-a", "content-encoding": "x-b", "X-Amz-Meta-Run": "7"}
+        if not store.keeps_records:
+            with pytest.raises(ConfigError, match="headers"):
+                store.write("k", b"x", headers=headers)
+            assert list(store.list()) == []
+            return
+        if not (self.keeps_headers and self.copies_parts):
+            pytest.skip("keeps_headers is False")
+        part_bytes = max(self.part_bytes_min, 1 << 16)
+        data = content(2 * part_bytes + 5)
+        if way == "parts":
+            with store.writer("k", part_bytes=part_bytes, headers=headers) as writer:
+                writer.write(data)
+        else:
+            store.write("s" if "copy" in way else "k", data, headers=headers)
+        if way == "copy":
+            store.copy("s", "k")
+        elif way == "copy in parts":
+            copy(store, "s", "k", copy_bytes_max=part_bytes, part_bytes=part_bytes)
+        elif way == "replacing copy":
+            headers = {"Content-Type": "text/x-c", "Content-Encoding": "x-d"}
+            raise_error(submit(store, Copy("s", "k", headers=headers))[1].wait())
+        found = perform(store, Head("k", headers=True)).info
+        assert found is not None
+        assert written_headers(found) == canonical_headers(headers)
+        store.write("k", b"anew")
+        found = perform(store, Head("k", headers=True)).info
+        assert found is not None
+        assert written_headers(found).items() <= {"Content-Type": "application/octet-stream"}.items()
+
+    def test_headers_that_no_object_has_are_refused(self, store: Store) -> None:
+        """Another header, or one that would end its line, is refused before anything is written."""
+        for headers in ({"Host": "a"}, {"x-amz-meta-a": "b\r\nHost: c"}, {"x-amz-meta-a:b": "c"}):
+            with pytest.raises((ConfigError, StoreError)):
+                store.write("k", b"x", headers=headers)
+        assert list(store.list()) == []
+
+    def test_if_match_replaces_one_version(self, store: Store) -> None:
+        """With ``if_match``, only that version is replaced, in one request or in parts; a missing object is none."""
+        if not store.keeps_records:
+            with pytest.raises(ConfigError, match="if_match"):
+                store.write("k", b"x", if_match='"x"')
+            return
+        if not (self.knows_if_match and self.has_etags):
+            pytest.skip("knows_if_match is False")
+        with pytest.raises(StoreError):
+            store.write("k", b"none", if_match='"none"')
+        store.write("k", b"first")
+        first = store.stat("k").etag
+        store.write("k", b"second", if_match=first)
+        with pytest.raises(ObjectChangedError):
+            store.write("k", b"third", if_match=first)
+        writer = store.writer("k", part_bytes=max(self.part_bytes_min, 1 << 16), if_match=first)
+        writer.write(content(2 * max(self.part_bytes_min, 1 << 16)))
+        with pytest.raises(ObjectChangedError):
+            writer.close()
+        assert store.read("k").data == b"second"
+        assert self.uploads_left(store) in (None, 0)
+
+    def test_if_match_has_one_winner(self, store: Store) -> None:
+        """Of many concurrent writes that replace one version, exactly one succeeds."""
+        if not (store.keeps_records and self.knows_if_match and self.has_etags and self.atomic_if_absent):
+            pytest.skip("knows_if_match is False")
+        store.write("k", b"first")
+        first, won = store.stat("k").etag, list[bytes]()
+
+        def write(data: bytes) -> None:
+            try:
+                store.write("k", data, if_match=first)
+            except ObjectChangedError:
                 return
             won.append(data)
 

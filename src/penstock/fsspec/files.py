@@ -135,7 +135,7 @@ class FsspecWriter(Writer):
         key: Key of the object in the store.
         part_bytes: Size of the first parts in bytes; None takes the engine's default.
         if_absent: Whether to refuse to replace an object.
-        content_type: Media type that S3 keeps with the object; empty for the store's default.
+        content_type: Media type that S3, a directory or memory keeps with the object; empty for the store's default.
         autocommit: Whether ``close()`` makes the object visible; otherwise ``commit()`` does, as in a transaction.
     """
 
@@ -155,7 +155,8 @@ class FsspecWriter(Writer):
     ) -> None:
         self._sealed = False
         self._handled = id(sys.exc_info()[1])
-        super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent, content_type=content_type)
+        headers = {"Content-Type": content_type} if content_type and store.keeps_records else {}
+        super().__init__(store, key, part_bytes=part_bytes, if_absent=if_absent, headers=headers)
         self.fs = files
         self.path = path
         self.autocommit = autocommit

@@ -17,11 +17,11 @@ from penstock.errors import ConfigError
 from penstock.fetch import Budget, process_budget
 from penstock.store.inflight import stat
 from penstock.system.tracebacks import boundary
-from penstock.types import Get, Head
+from penstock.types import CompleteMultipart, Copy, CreateMultipart, Get, Head, Put
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.config import FetchConfig
     from penstock.errors import StoreError
@@ -45,7 +45,9 @@ class Store(ABC):
     pages_anywhere: bool = True
     """Whether a page that begins at any key costs only one request, so that a listing may guess where to begin."""
     keeps_headers: bool = False
-    """Whether objects have headers, such as a type and user metadata; ``Get`` and ``Head`` then fill ``ObjectInfo.headers``."""
+    """Whether an object that is known without headers may have some, such as its type, which a ``Head`` then tells."""
+    keeps_records: bool = False
+    """Whether writes may have headers and tags, which are kept, and replace one version only (``Put.if_match``)."""
     lands_in_files: bool = False
     """Whether a body may land in a file (``FileLanding``), which is then cheaper than memory."""
     keeps_checksums: bool = False
@@ -237,22 +239,45 @@ class Store(ABC):
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, key: Key, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
+    def write(
+        self,
+        key: Key,
+        data: Buffer,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
         """Store `data` as one object, visible at once and whole. Cost: one request, or a multipart upload if it is large.
 
         Args:
             key: Key of the object.
             data: Any contiguous buffer of bytes.
             if_absent: Whether to refuse to replace an object.
+            if_match: ETag of the one version that may be replaced, as ``stat`` returns it; None replaces any.
+            headers: Headers to keep with the object, such as ``{"Content-Type": "text/plain", "x-amz-meta-run": "7"}``.
+            tags: Tags of the object.
 
         Raises:
             ObjectExistsError: `if_absent` is true, and there is an object of that key.
+            ObjectChangedError: The object is another version than `if_match`.
+            ObjectMissingError: `if_match` is given, and there is no object of that key.
+            ConfigError: The store cannot keep headers or tags, or replace one version only: S3, directories and memory can.
         """
         from penstock.store.writing import write
 
-        return write(self, key, data, if_absent=if_absent)
+        return write(self, key, data, if_absent=if_absent, if_match=if_match, headers=headers, tags=tags)
 
-    def writer(self, key: Key, *, part_bytes: int | None = None) -> Writer:
+    def writer(
+        self,
+        key: Key,
+        *,
+        part_bytes: int | None = None,
+        if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Writer:
         """Return a file object that writes an object of any size; parts are uploaded in parallel.
 
         The object becomes visible when ``close()`` returns. An exception inside ``with``, ``abort()`` and garbage
@@ -261,10 +286,13 @@ class Store(ABC):
         Args:
             key: Key of the object.
             part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; None takes 8 MiB.
+            if_match: As in ``write``; compared when the writer is closed.
+            headers: As in ``write``.
+            tags: As in ``write``.
         """
         from penstock.store.writing import Writer
 
-        return Writer(self, key, part_bytes=part_bytes)
+        return Writer(self, key, part_bytes=part_bytes, if_match=if_match, headers=headers, tags=tags)
 
     def delete(self, keys: Key | Iterable[Key]) -> None:
         """Remove one or many objects; a missing object is no error. Cost: one request per 1 000 keys."""
@@ -288,6 +316,7 @@ class Wrapper(Store):
         self.pages_anywhere = inner.pages_anywhere
         self.keeps_checksums = inner.keeps_checksums
         self.keeps_headers = inner.keeps_headers
+        self.keeps_records = inner.keeps_records
         self.lands_in_files = inner.lands_in_files
 
     def describe(self, key: Key) -> str:
@@ -306,6 +335,22 @@ class Wrapper(Store):
         self.inner.close()
 
 
+def check_plain_write(store: Store, operation: Operation) -> None:
+    """Refuse a write that wants what a store without ``keeps_records`` cannot do.
+
+    Raises:
+        ConfigError: It has headers or tags, or replaces one version only.
+    """
+    if isinstance(operation, Put | CreateMultipart | CompleteMultipart | Copy):
+        names = ("headers", "tags") if isinstance(operation, Copy) else ("headers", "tags", "if_match")
+        for name in names:
+            if getattr(operation, name, None):
+                raise ConfigError(
+                    f"{type(store).__name__} keeps only the bytes of objects, and cannot honour {name}=",
+                    hint="S3, directories and memory can",
+                )
+
+
 def innermost(store: Store) -> Any:
     """Return the store inside all wrappers."""
     core: Any = store
@@ -316,7 +361,6 @@ def innermost(store: Store) -> Any:
 
 KEY_BYTES_MAX = 1024
 """Longest key in bytes of UTF-8; this is S3's limit."""
-
 _DOT_SEGMENT = re.compile(r"(^|/)\.\.?(/|$)")
 
 

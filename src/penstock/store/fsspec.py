@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.store.threaded import BlockingJob
-    from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, Put, PutPart
+    from penstock.types import CompleteMultipart, Copy, Get, Head, Key, ListPage, Put, PutPart
 
 _PINS = ("ETag", "etag", "e_tag", "md5Hash", "generation", "version_id", "content_md5", "sha256", "uid")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
@@ -124,8 +124,8 @@ class FsspecStore(ThreadedStore[dict[int, bytes]]):
         view[:] = body
         landing.position += len(body)
 
-    def _head(self, key: Key) -> ObjectInfo:
-        return self._info(key)
+    def _head(self, operation: Head) -> ObjectInfo:
+        return self._info(operation.key)
 
     def _list_page(self, operation: ListPage) -> Page:
         """Return all that follows in one page, because fsspec's ``find`` and ``ls`` have no pages."""

@@ -14,6 +14,10 @@ Decisions:
   written again.
 - *Directories are not objects*: they are made when they are needed and removed when ``delete`` leaves them empty, and an
   empty one is not listed.
+- *A record* (``records.py``) is kept of a file that was written with headers or tags. A file of another program has none.
+  Only ``Head`` looks for it, so that reading costs no more.
+- *Conditions*: of several writes with ``if_absent`` or ``if_match``, of any threads and processes, one succeeds. Writes with
+  ``if_match`` hold a lock of the directory while they compare and rename; a write without a condition waits for nothing.
 - *A version is pinned* by size, modification time, inode and the time of the last change of status. All but the last one are
   compared again when a file's bytes have been read. Data sets pin without it (``types.lasting_etag``).
 """
@@ -21,10 +25,11 @@ Decisions:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,15 +46,17 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.base import check_key
+from penstock.store.records import RECORDS_FOLDER, FileRecords, copied_record, record_of
 from penstock.store.threaded import ThreadedStore, check_ascending, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
-from penstock.types import ByteRange, CopyPart, Head, Part, lasting_etag
+from penstock.types import ByteRange, Copy, CopyPart, Head, Part, lasting_etag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.store.records import StoredRecord
     from penstock.store.threaded import BlockingJob
-    from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, ObjectInfo, Page, Put, PutPart
+    from penstock.types import CompleteMultipart, Get, Key, ListPage, ObjectInfo, Page, Put, PutPart
 
 T = TypeVar("T")
 
@@ -78,6 +85,8 @@ class LocalStore(ThreadedStore["_Upload"]):
     """
 
     pages_anywhere = False  # a directory is read whole, and kept for the next page
+    keeps_headers = True
+    keeps_records = True
 
     def __init__(self, root: str | os.PathLike[str], *, threads_max: int = 16) -> None:
         path = os.fspath(root)
@@ -86,6 +95,7 @@ class LocalStore(ThreadedStore["_Upload"]):
         super().__init__(threads_max=threads_max, name="local")
         self.root = Path(path).absolute()
         self._tree = Tree(self.root)
+        self.records = FileRecords(self.root / RECORDS_FOLDER)
 
     def describe(self, key: Key) -> str:
         """Return ``file:///root/key``."""
@@ -137,8 +147,7 @@ class LocalStore(ThreadedStore["_Upload"]):
                 raise ObjectMissingError("no regular file has this name", status=404)
             info = info_of(key, status)
             if if_match is not None:
-                if if_match not in (info.etag, lasting_etag(info.etag)):
-                    raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
+                _check_version(info, if_match)
                 info = info._replace(etag=if_match)
             yield fd, info
             now = info_of(key, os.fstat(fd))
@@ -175,11 +184,17 @@ class LocalStore(ThreadedStore["_Upload"]):
         if isinstance(operation, Head) and info is not None and operation.etag == lasting_etag(info.etag):
             job.completion.info = info._replace(etag=operation.etag)
 
-    def _head(self, key: Key) -> ObjectInfo:
-        status = (self.root / key).stat()
+    def _head(self, operation: Head) -> ObjectInfo:
+        path = self.root / operation.key
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ObjectMissingError("no regular file has this name", status=404)
-        return info_of(key, status)
+        info = info_of(operation.key, status)
+        is_read = (
+            operation.etag is not None and not operation.headers
+        )  # the caller wants to know whether it has changed
+        record = None if is_read else self.records.load(str(path), status)
+        return info if record is None else record.described(info)
 
     def _list_page(self, operation: ListPage) -> Page:
         return self._tree.page(operation)
@@ -223,33 +238,47 @@ class LocalStore(ThreadedStore["_Upload"]):
                 return create()
         return create()
 
-    def _commit(self, key: Key, fd: int, path: Path, *, if_absent: bool) -> ObjectInfo:
-        """Sync the file, give it its hidden name if it has none, and rename it to its key."""
+    def _commit(
+        self, operation: Put | Copy | CompleteMultipart, fd: int, path: Path, record: StoredRecord | None
+    ) -> ObjectInfo:
+        """Sync the file, give it its hidden name if it has none, and rename it to its key if the conditions hold."""
+        key, if_match = (operation.target, None) if isinstance(operation, Copy) else (operation.key, operation.if_match)
+        if record is not None:
+            self.records.save(fd, record)
         os.fsync(fd)
         if not os.fstat(fd).st_nlink:
             # Links are followed only if a directory is given, which an absolute path makes no use of.
             self._in_parent(key, lambda: os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd))
         target = self.root / key
-        if target.exists() and not target.is_file() and not target.is_dir():
-            raise StoreError(f"{target} is not a regular file: a device, pipe or socket is never replaced", status=409)
-        try:
-            if if_absent:
-                target.hardlink_to(path)
-                path.unlink()
-            else:
-                path.replace(target)
-        except FileExistsError as error:
-            raise ObjectExistsError("an object with this key exists", status=412) from error
-        except (IsADirectoryError, NotADirectoryError) as error:
-            raise StoreError(f"{target} is a directory, so it cannot be an object", status=409,
-                             hint="choose another key, or remove it") from error  # fmt: skip
+        with locked_directory(target.parent) if if_match is not None else nullcontext():
+            replaced = _status(target)
+            if replaced is not None and not (stat.S_ISREG(replaced.st_mode) or stat.S_ISDIR(replaced.st_mode)):
+                raise StoreError(
+                    f"{target} is not a regular file: a device, pipe or socket is never replaced", status=409
+                )
+            is_last = replaced is not None and replaced.st_nlink == 1 and not target.is_symlink()
+            if if_match is not None:
+                _check_version(info_of(key, replaced) if replaced is not None else None, if_match)
+            try:
+                if getattr(operation, "if_absent", False):
+                    target.hardlink_to(path)
+                    path.unlink()
+                else:
+                    path.replace(target)
+            except FileExistsError as error:
+                raise ObjectExistsError("an object with this key exists", status=412) from error
+            except (IsADirectoryError, NotADirectoryError) as error:
+                raise StoreError(f"{target} is a directory, so it cannot be an object", status=409,
+                                 hint="choose another key, or remove it") from error  # fmt: skip
+        if replaced is not None and is_last:
+            self.records.drop(replaced)
         sync_directory(target.parent)
         return info_of(key, os.fstat(fd))
 
     def _put(self, operation: Put) -> ObjectInfo:
         with self._staged(operation.key) as (fd, path):
             write_all(fd, memoryview(operation.body).cast("B"))
-            return self._commit(operation.key, fd, path, if_absent=operation.if_absent)
+            return self._commit(operation, fd, path, record_of(operation))
 
     def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         failed: dict[Key, str] = {}
@@ -257,6 +286,7 @@ class LocalStore(ThreadedStore["_Upload"]):
             job.check()
             path = self.root / key
             try:
+                status = path.lstat()
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -264,6 +294,8 @@ class LocalStore(ThreadedStore["_Upload"]):
                 if not path.is_dir():  # a directory is not an object, so there is nothing to delete
                     failed[key] = error.strerror or str(error)
                 continue
+            if status.st_nlink == 1:
+                self.records.drop(status)
             prune(path.parent, below=self.root)
         return failed
 
@@ -273,7 +305,8 @@ class LocalStore(ThreadedStore["_Upload"]):
             self._staged(operation.target) as (fd, path),
         ):
             copy_range(source, ByteRange(0, info.size_bytes), fd, check=job.check)
-            return self._commit(operation.target, fd, path, if_absent=False)
+            record = copied_record(self.records.load(source, os.fstat(source)), operation)
+            return self._commit(operation, fd, path, record)
 
     # ── multipart: one file that no name shows, to which parts are appended as they come ────────────────────────────
 
@@ -304,16 +337,17 @@ class LocalStore(ThreadedStore["_Upload"]):
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         upload = self._upload(operation.key, operation.upload_id)
+        record = record_of(self._uploads[operation.upload_id][0])
         check_ascending(operation)
         spans = [upload.span_of(part) for part in operation.parts]
         starts = [0, *(span.end for span in spans)]
         if starts == [*(span.start for span in spans), upload.end]:  # the file is the object
-            info = self._commit(operation.key, upload.fd, upload.path, if_absent=operation.if_absent)
+            info = self._commit(operation, upload.fd, upload.path, record)
         else:
             with self._staged(operation.key) as (fd, path):
                 for span in spans:
                     copy_range(upload.fd, span, fd, check=job.check)
-                info = self._commit(operation.key, fd, path, if_absent=operation.if_absent)
+                info = self._commit(operation, fd, path, record)
         self._end_upload(operation.upload_id)
         return info
 
@@ -425,6 +459,34 @@ def _new_file(path: Path) -> int:
             if error.errno not in _NO_UNNAMED:
                 raise
     return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of what a path names or links to; None if there is nothing."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return None
+
+
+def _check_version(found: ObjectInfo | None, if_match: str) -> None:
+    if found is None:
+        raise ObjectMissingError("there is no object that could be replaced", status=404)
+    if if_match not in (found.etag, lasting_etag(found.etag)):
+        raise ObjectChangedError(f"the file is now version {found.etag}, not {if_match}", status=412)
+
+
+@contextmanager
+def locked_directory(path: Path) -> Iterator[None]:
+    """Hold a lock of a directory, among all threads and processes, until the block ends; reading it needs none."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def prune(folder: Path, *, below: Path) -> None:

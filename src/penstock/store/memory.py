@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
 from penstock.store.pages import sorted_page
+from penstock.store.records import answered_headers, canonical_headers
 from penstock.store.threaded import ThreadedStore, check_ascending, span_within
 from penstock.system import forks
 from penstock.types import CopyPart, ObjectInfo, Page, Part, PutPart
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.store.threaded import BlockingJob
-    from penstock.types import Buffer, CompleteMultipart, Copy, Get, Key, ListPage, Put
+    from penstock.types import Buffer, CompleteMultipart, Copy, CreateMultipart, Get, Head, Key, ListPage, Put
 
 
 class _Object(NamedTuple):
@@ -34,19 +35,27 @@ class _Bucket:
         self.lock = threading.Lock()
         self.objects: dict[str, _Object] = {}
         self.keys: list[str] = []  # sorted; strings compare by code point, which is the order of their UTF-8 bytes
-        self.uploads: dict[str, tuple[Key, dict[int, _Object]]] = {}
+        self.uploads: dict[str, tuple[CreateMultipart, dict[int, _Object]]] = {}
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which may have been held; the objects are the child's own copy from now on."""
         self.lock = threading.Lock()
 
-    def put(self, key: str, data: bytes, etag: str, *, if_absent: bool) -> ObjectInfo:
+    def put(
+        self, key: str, data: bytes, etag: str, *, record: ObjectInfo | None = None,
+        if_absent: bool = False, if_match: str | None = None,
+    ) -> ObjectInfo:  # fmt: skip
+        """Make data an object, with the headers and tags of `record`."""
+        if if_match is not None:
+            self.get(key, if_match)
         if key not in self.objects:
             insort(self.keys, key)
         elif if_absent:
             raise ObjectExistsError("an object with this key exists", status=412)
         info = ObjectInfo(key, len(data), etag, time.time())
+        if record is not None:
+            info = info._replace(headers=record.headers, tags=record.tags)
         self.objects[key] = _Object(data, info)
         return info
 
@@ -76,6 +85,8 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
     Cost: One thread from the first operation to ``close()``; one copy of the bytes in, and one out.
     """
 
+    keeps_records = True
+
     def __init__(
         self, objects: Mapping[Key, Buffer] | None = None, *, name: str | None = None, prefix: str = ""
     ) -> None:
@@ -91,7 +102,7 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
         with self._bucket.lock:
             for key, data in (objects or {}).items():
                 self.check_key(key)
-                self._bucket.put(self.prefix + key, bytes(data), _etag(data), if_absent=False)
+                self._bucket.put(self.prefix + key, bytes(data), _etag(data))
 
     def describe(self, key: Key) -> str:
         """Return ``memory://name/prefix/key``."""
@@ -127,15 +138,19 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
         view[:] = memoryview(found.data)[span.start : span.start + len(view)]
         landing.position += len(view)
 
-    def _head(self, key: Key) -> ObjectInfo:
+    def _head(self, operation: Head) -> ObjectInfo:
         with self._bucket.lock:
-            return self._own(self._bucket.get(self.prefix + key).info)
+            return self._own(self._bucket.get(self.prefix + operation.key).info)
 
     def _put(self, operation: Put) -> ObjectInfo:
         data = bytes(operation.body)
         with self._bucket.lock:
-            key = self.prefix + operation.key
-            return self._own(self._bucket.put(key, data, _etag(data), if_absent=operation.if_absent))
+            return self._place(operation, data, _etag(data), _record(operation))
+
+    def _place(self, operation: Put | CompleteMultipart, data: bytes, etag: str, record: ObjectInfo) -> ObjectInfo:
+        """Make data the object that an operation names, if its conditions hold; the caller holds the lock."""
+        key, if_absent, if_match = self.prefix + operation.key, operation.if_absent, operation.if_match
+        return self._own(self._bucket.put(key, data, etag, record=record, if_absent=if_absent, if_match=if_match))
 
     def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         bucket = self._bucket
@@ -148,8 +163,12 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
     def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
         with self._bucket.lock:
             found = self._bucket.get(self.prefix + operation.source, operation.if_match)
-            target = self.prefix + operation.target
-            return self._own(self._bucket.put(target, found.data, found.info.etag or "", if_absent=False))
+            target, record = self.prefix + operation.target, found.info
+            if operation.headers is not None:
+                record = record._replace(headers=answered_headers(canonical_headers(operation.headers)))
+            if operation.tags is not None:
+                record = record._replace(tags=dict(operation.tags))
+            return self._own(self._bucket.put(target, found.data, record.etag or "", record=record))
 
     def _new_upload(self, key: Key, upload_id: str) -> dict[int, _Object]:
         return {}
@@ -182,9 +201,9 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
                 raise StoreError(f"parts {wrong[:9]} are not those that were sent", status=400, code="InvalidPart")
             data = b"".join(parts[number].data for number in numbers)
             etag = f'{_etag(data)[:-1]}-{len(numbers)}"'
-            info = self._bucket.put(self.prefix + operation.key, data, etag, if_absent=operation.if_absent)
+            info = self._place(operation, data, etag, _record(self._uploads[operation.upload_id][0]))
             self._end_upload(operation.upload_id)
-            return self._own(info)
+            return info
 
     def _list_page(self, operation: ListPage) -> Page:
         with self._bucket.lock:
@@ -196,6 +215,12 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
             )
             page = sorted_page(self._bucket.keys, lambda key: self._own(self._bucket.objects[key].info), whole)
             return page._replace(prefixes=[self._relative(prefix) for prefix in page.prefixes])
+
+
+def _record(operation: Put | CreateMultipart) -> ObjectInfo:
+    """Return what is kept of a write besides its bytes."""
+    headers = answered_headers(canonical_headers(operation.headers))
+    return ObjectInfo(operation.key, 0, headers=headers, tags=dict(operation.tags))
 
 
 def _etag(data: Buffer) -> str:

@@ -26,7 +26,8 @@ from penstock.store.answers import http_date_s, object_info, status_error
 from penstock.store.base import Store, innermost
 from penstock.store.credentials import provider
 from penstock.store.exchange import Exchange, RemoteStore
-from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build_request, encoded_key
+from penstock.store.records import CLAIM_HEADER
+from penstock.store.s3_requests import S3Options, S3Request, build_request, encoded_key
 from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
     AbortMultipart,
@@ -74,6 +75,8 @@ class S3Store(RemoteStore):
         transport: Deadlines and connections; None means ``TransportConfig()``.
         options: Requester pays, SSE-C, expected owner; None means ``S3Options()``.
     """
+
+    keeps_records = True
 
     def __init__(
         self,

@@ -10,12 +10,13 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from penstock.checksums import algorithms as checksums
 from penstock.errors import ConfigError
 from penstock.store import xml
 from penstock.store.base import KEY_BYTES_MAX, check_key, has_dot_segment
+from penstock.store.records import CLAIM_HEADER, canonical_headers
 from penstock.transport import EMPTY_SHA256, UNSIGNED_PAYLOAD
 from penstock.types import (
     AbortMultipart,
@@ -36,7 +37,7 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.store.s3_endpoint import S3Endpoint
     from penstock.types import Key
@@ -49,9 +50,6 @@ _CHECKSUM_HEADER = f"x-amz-checksum-{_CHECKSUM}:"
 
 _SIGNED_BODY_BYTES_MAX = 1 << 20
 """Bytes of a body up to which its hash is always signed."""
-
-CLAIM_HEADER = "x-amz-meta-penstock-claim"
-"""Header that tells which write made an object that was not to exist yet; ``types.Put`` explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,22 +222,29 @@ def _checksum_headers(options: S3Options, body: Buffer, crc32c: int | None = Non
 
 
 def _put(_endpoint: S3Endpoint, options: S3Options, operation: Put) -> _Built:
-    headers = _checksum_headers(options, operation.body) + options.key_headers() + _type_headers(operation.content_type)
-    if operation.if_absent:
-        headers += ["If-None-Match: *", *_claim_headers(operation.claim)]
+    headers = _checksum_headers(options, operation.body) + options.key_headers()
+    headers += _condition_headers(operation) + _claim_headers(operation.claim)
+    headers += _kept_headers(operation.headers, operation.tags)
     return "PUT", operation.key, "PUT", "", headers, operation.body
+
+
+def _condition_headers(operation: Put | CompleteMultipart) -> list[str]:
+    headers = ["If-None-Match: *"] if operation.if_absent else []
+    return headers if operation.if_match is None else [*headers, f"If-Match: {operation.if_match}"]
 
 
 def _claim_headers(claim: str) -> list[str]:
     return [f"{CLAIM_HEADER}: {claim}"] if claim else []
 
 
-def _type_headers(content_type: str) -> list[str]:
-    return [f"Content-Type: {content_type}"] if content_type else []
+def _kept_headers(headers: Mapping[str, str], tags: Mapping[str, str]) -> list[str]:
+    """Return the lines that have headers and tags kept with an object."""
+    lines = [f"{name}: {value}" for name, value in canonical_headers(headers).items()] if headers else []
+    return [*lines, f"x-amz-tagging: {urlencode(tags, quote_via=quote)}"] if tags else lines
 
 
 def _create(_endpoint: S3Endpoint, options: S3Options, operation: CreateMultipart) -> _Built:
-    headers = options.key_headers() + _claim_headers(operation.claim) + _type_headers(operation.content_type)
+    headers = options.key_headers() + _claim_headers(operation.claim) + _kept_headers(operation.headers, operation.tags)
     if options.upload_checksums and operation.checksum:
         headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", headers, b""
@@ -256,8 +261,7 @@ def _complete(_endpoint: S3Endpoint, options: S3Options, operation: CompleteMult
     headers = ["Content-Type: application/xml", *options.key_headers()]
     if options.upload_checksums and operation.checksum:
         headers.append("x-amz-checksum-type: FULL_OBJECT")
-    if operation.if_absent:
-        headers.append("If-None-Match: *")
+    headers += _condition_headers(operation)
     return "COMPLETE", operation.key, "POST", query, headers, xml.complete_body(operation.parts)
 
 
@@ -284,6 +288,10 @@ def _source_headers(endpoint: S3Endpoint, options: S3Options, source: Key, if_ma
 
 def _copy(endpoint: S3Endpoint, options: S3Options, operation: Copy) -> _Built:
     headers = _source_headers(endpoint, options, operation.source, operation.if_match)
+    if operation.headers is not None:
+        headers += ["x-amz-metadata-directive: REPLACE", *_kept_headers(operation.headers, {})]
+    if operation.tags is not None:
+        headers += ["x-amz-tagging-directive: REPLACE", *_kept_headers({}, operation.tags)]
     return "COPY", operation.target, "PUT", "", headers, b""
 
 

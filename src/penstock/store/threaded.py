@@ -28,7 +28,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.redaction import showable
-from penstock.store.base import Store, check_key
+from penstock.store.base import Store, check_key, check_plain_write
 from penstock.system import forks
 from penstock.types import (
     AbortMultipart,
@@ -223,7 +223,7 @@ class ThreadedStore(Store, Generic[UploadT]):
         name: Name of the store, for its threads and for messages.
     """
 
-    _uploads: dict[str, tuple[Key, UploadT]]  # key and state of each multipart upload, by its ID
+    _uploads: dict[str, tuple[CreateMultipart, UploadT]]  # beginning and state of each multipart upload, by its ID
 
     def __init__(self, *, threads_max: int, name: str) -> None:
         if threads_max < 1:
@@ -236,11 +236,13 @@ class ThreadedStore(Store, Generic[UploadT]):
         """Queue `operation`; see ``Store.submit``.
 
         Raises:
-            ConfigError: The store cannot hold such a key, by the rule that the message names.
+            ConfigError: The store cannot hold such a key, by the rule that the message names, or cannot do what a write wants.
             ClosedError: The store was closed.
         """
         for key in keys_of(operation):
             self.check_key(key)
+        if not self.keeps_records:
+            check_plain_write(self, operation)
         if isinstance(operation, Get | CopyPart) and operation.span is not None:
             operation.span.checked()
         job = BlockingJob(operation, sink, self)
@@ -266,7 +268,7 @@ class ThreadedStore(Store, Generic[UploadT]):
             case Get():
                 self._get(operation, job)
             case Head():
-                completion.info = self._head(operation.key)
+                completion.info = self._head(operation)
             case ListPage():
                 completion.value = self._list_page(operation)
             case Put():
@@ -277,7 +279,7 @@ class ThreadedStore(Store, Generic[UploadT]):
                 completion.info = self._copy(operation, job)
             case CreateMultipart():
                 upload_id = os.urandom(8).hex()
-                self._uploads[upload_id] = operation.key, self._new_upload(operation.key, upload_id)
+                self._uploads[upload_id] = operation, self._new_upload(operation.key, upload_id)
                 completion.value = upload_id
             case PutPart() | CopyPart():
                 completion.value = self._put_part(operation, job)
@@ -290,7 +292,7 @@ class ThreadedStore(Store, Generic[UploadT]):
     @abstractmethod
     def _get(self, operation: Get, job: BlockingJob) -> None: ...
     @abstractmethod
-    def _head(self, key: Key) -> ObjectInfo: ...
+    def _head(self, operation: Head) -> ObjectInfo: ...
     @abstractmethod
     def _list_page(self, operation: ListPage) -> object: ...
     @abstractmethod
@@ -309,7 +311,7 @@ class ThreadedStore(Store, Generic[UploadT]):
     def _upload(self, key: Key, upload_id: str) -> UploadT:
         """Return the state of an upload. Raises a StoreError if this key has none with this ID."""
         found = self._uploads.get(upload_id)
-        if found is None or found[0] != key:
+        if found is None or found[0].key != key:
             raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
         return found[1]
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 TEMPORARY_PREFIX = ".penstock-"
 TEMPORARY_SUFFIX = ".tmp"
 
+HIDDEN = f"{TEMPORARY_PREFIX}gateway{TEMPORARY_SUFFIX}"
+"""Folder, below a directory, of what is kept beside its files; such names are neither listed nor opened."""
+
 WALKS_BYTES_MAX = 64 << 20
 """Memory of the names that are remembered between two pages, in all listings of a tree: a million names or so."""
 

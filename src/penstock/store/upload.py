@@ -17,15 +17,32 @@ from typing import TYPE_CHECKING
 
 from penstock.checksums import algorithms as checksums
 from penstock.config import MIB
-from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
+from penstock.errors import (
+    ChecksumError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectExistsError,
+    PenstockError,
+    StoreError,
+)
 from penstock.fetch.concurrency import Concurrency
 from penstock.memory.buffers import byte_view, bytes_buffer
 from penstock.store.inflight import InFlight, perform
 from penstock.system import forks
-from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
+from penstock.types import (
+    PARTS_MAX,
+    AbortMultipart,
+    CompleteMultipart,
+    CreateMultipart,
+    Head,
+    ObjectInfo,
+    Part,
+    Put,
+    PutPart,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from penstock.checksums.algorithms import Hasher
     from penstock.types import Buffer, Completion, Core, Key
@@ -33,7 +50,6 @@ if TYPE_CHECKING:
 PART_BYTES = 8 * MIB
 """Size of the first parts: 90 ms at 90 MB/s, so that the 30 ms to the first byte cost a quarter, which 4 in flight hide."""
 
-PARTS_MAX = 10_000
 PARTS_PER_STEP = 75
 """Parts grow by one ``part_bytes`` every 75 parts, so that 10 000 of them hold S3's largest object of 5 TiB; the last parts
 have 1 GiB."""
@@ -64,7 +80,9 @@ def write(
     *,
     if_absent: bool = False,
     part_bytes: int = PART_BYTES,
-    content_type: str = "",
+    if_match: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> ObjectInfo:
     """Store `data` as one object: one ``Put`` up to the size of two parts, else a multipart upload of views of `data`.
 
@@ -74,23 +92,26 @@ def write(
         data: Any contiguous buffer of bytes.
         if_absent: Whether to refuse to replace an object.
         part_bytes: Size of the first parts in bytes.
-        content_type: Media type that S3 keeps with the object; empty for the store's default.
+        if_match: ETag of the one version that may be replaced; None replaces any.
+        headers: Headers to keep with the object, as ``types.Put`` says.
+        tags: Tags of the object.
 
     Raises:
         ObjectExistsError: `if_absent` is true, and there is an object of that key.
-        ConfigError: `data` is not contiguous bytes.
+        ObjectChangedError: The object is another version than `if_match`.
+        ConfigError: `data` is not contiguous bytes, or the store cannot keep what is given.
 
-    Cost: No copy of `data`; one request, or one per part and two; one more after a lost answer, with `if_absent`.
+    Cost: No copy of `data`; one request, or one per part and two; one more after a lost answer, with a condition.
     """
     view = byte_view(data)
     if len(view) <= 2 * part_bytes:
-        claim = _claim(if_absent=if_absent)
+        claim = _claim(if_absent, if_match)
         try:
-            info = perform(core, Put(key, view, if_absent, claim, content_type)).info
-        except ObjectExistsError as error:
+            info = perform(core, Put(key, view, if_absent, claim, headers or {}, tags or {}, if_match)).info
+        except (ObjectExistsError, ObjectChangedError) as error:
             info = _own(core, key, claim, error)
         return info or ObjectInfo(key, len(view))
-    upload = Upload(core, key, if_absent=if_absent, content_type=content_type)
+    upload = Upload(core, key, if_absent=if_absent, if_match=if_match, headers=headers, tags=tags)
     try:
         start = 0
         while start < len(view):
@@ -106,16 +127,16 @@ def write(
 # ── the end of an upload ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _claim(*, if_absent: bool) -> str:
-    """Return a random mark of this write, if another object may be there already; else an empty string."""
-    return secrets.token_hex(16) if if_absent else ""
+def _claim(if_absent: bool, if_match: str | None) -> str:
+    """Return a random mark of this write, if it has a condition that its own first attempt makes false; else empty."""
+    return secrets.token_hex(16) if if_absent or if_match is not None else ""
 
 
-def _own(core: Core, key: Key, claim: str, error: ObjectExistsError) -> ObjectInfo | None:
+def _own(core: Core, key: Key, claim: str, error: ObjectExistsError | ObjectChangedError) -> ObjectInfo | None:
     """Return the object that is in the way if this write has made it itself, by an attempt whose answer was lost.
 
     Raises:
-        ObjectExistsError: Somebody else has written it; this is `error`.
+        ObjectExistsError, ObjectChangedError: Somebody else has written it; this is `error`.
     """
     if (error.attempts_count or 0) < 2 or not claim:
         raise error
@@ -149,7 +170,7 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
     key = operation.key
     try:
         info = perform(core, operation).info
-    except ObjectExistsError as error:
+    except (ObjectExistsError, ObjectChangedError) as error:
         info = _own(core, key, claim, error)
     except StoreError as error:
         if error.code != "NoSuchUpload" or (error.attempts_count or 0) < 2:
@@ -197,20 +218,32 @@ class Upload:
         key: Key of the object.
         if_absent: Whether to refuse to replace an object.
         requests_min: Parts in flight at first.
-        content_type: Media type that S3 keeps with the object; empty for the store's default.
+        if_match: ETag of the one version that may be replaced; None replaces any.
+        headers: Headers to keep with the object, as ``types.Put`` says.
+        tags: Tags of the object.
 
     Attributes:
         started: Whether something was sent, so that there is something to commit or to drop.
     """
 
     def __init__(
-        self, core: Core, key: Key, *, if_absent: bool, requests_min: int = REQUESTS_MIN, content_type: str = ""
+        self,
+        core: Core,
+        key: Key,
+        *,
+        if_absent: bool,
+        requests_min: int = REQUESTS_MIN,
+        if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         self._core = core
         self._key = key
         self._if_absent = if_absent
-        self._content_type = content_type
-        self._claim = _claim(if_absent=if_absent)
+        self._if_match = if_match
+        self._headers = headers or {}
+        self._tags = tags or {}
+        self._claim = _claim(if_absent, if_match)
         self._checksum = getattr(core, "keeps_checksums", False) and core not in _wrong
         self._hasher = checksums.PartsCrc() if self._checksum else None
         self._in_flight: InFlight[int] = InFlight(core)
@@ -250,7 +283,7 @@ class Upload:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
         if self.upload_id is None:
             self.started = True
-            create = CreateMultipart(self._key, self._claim, self._checksum, self._content_type)
+            create = CreateMultipart(self._key, self._claim, self._checksum, self._headers, self._tags)
             self._in_flight.submit(create, 0)
             self._collect()
             _watch(self)
@@ -306,7 +339,7 @@ class Upload:
             self._collect()
         assert self.upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))
-        operation = CompleteMultipart(self._key, self.upload_id, parts, self._if_absent, self._checksum)
+        operation = CompleteMultipart(self._key, self.upload_id, parts, self._if_absent, self._checksum, self._if_match)
         info = complete(self._core, operation, sum(self._lengths), claim=self._claim)
         self._ending = self._committed_or_dropped = True
         if self._hasher is not None:

@@ -16,10 +16,12 @@ from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.memory.buffers import byte_view
 from penstock.store.inflight import InFlight, perform
-from penstock.store.upload import PART_BYTES, PARTS_MAX, REQUESTS_MIN, Upload, complete, drop, write
+from penstock.store.records import written_headers
+from penstock.store.upload import PART_BYTES, REQUESTS_MIN, Upload, complete, drop, write
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.types import (
+    PARTS_MAX,
     AbortMultipart,
     ByteRange,
     CompleteMultipart,
@@ -33,7 +35,7 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from penstock.types import Completion, Core, Key, Operation
@@ -85,7 +87,9 @@ class Writer(CommitOnExit, io.RawIOBase):
         key: Key of the object.
         part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; later parts are larger (``PARTS_PER_STEP``).
         if_absent: Whether to refuse to replace an object.
-        content_type: Media type that S3 keeps with the object; empty for the store's default.
+        if_match: ETag of the one version that may be replaced; None replaces any.
+        headers: Headers to keep with the object, as ``types.Put`` says.
+        tags: Tags of the object.
 
     Attributes:
         info: The stored object; None until ``close()`` has returned.
@@ -104,7 +108,9 @@ class Writer(CommitOnExit, io.RawIOBase):
         *,
         part_bytes: int | None = None,
         if_absent: bool = False,
-        content_type: str = "",
+        if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         self._state = "failed"  # the state after a constructor that raises
         super().__init__()
@@ -113,12 +119,11 @@ class Writer(CommitOnExit, io.RawIOBase):
         self._core = core
         self._key = key
         self._part_bytes = part_bytes
-        self._if_absent = if_absent
-        self._content_type = content_type
+        self._options: dict[str, Any] = {
+            "if_absent": if_absent, "if_match": if_match, "headers": headers, "tags": tags,
+        }  # fmt: skip
         self._made_in = forks.generation()
-        self._upload = Upload(
-            core, key, if_absent=if_absent, requests_min=self._requests_min, content_type=content_type
-        )
+        self._upload = Upload(core, key, requests_min=self._requests_min, **self._options)
         self._memory = memoryview(b"")  # of the part that is being filled
         self._filled = 0
         self._position = 0
@@ -212,16 +217,14 @@ class Writer(CommitOnExit, io.RawIOBase):
         Raises:
             StoreError: A part or the commit failed; nothing is visible, and the bytes that were sent are dropped.
             ObjectExistsError: ``if_absent`` is true, and there is an object of that key.
+            ObjectChangedError: The object is another version than ``if_match``.
         """
         if self._state != "open":
             return
         self._check()
         try:
             if not self._upload.started:
-                self.info = write(
-                    self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent,
-                    content_type=self._content_type,
-                )  # fmt: skip
+                self.info = write(self._core, self._key, self._memory[: self._filled], **self._options)
             else:
                 if self._filled:
                     self._send()
@@ -358,10 +361,10 @@ def copy(
             else copied._replace(key=target, size_bytes=info.size_bytes)
         )
     part_bytes = max(part_bytes, -(-info.size_bytes // PARTS_MAX))
-    content_type = info.headers.get(b"content-type", b"").decode(
-        "latin-1"
+    headers = (
+        written_headers(info) if getattr(core, "keeps_records", False) else {}
     )  # which a copy in one request keeps by itself
-    upload_id = perform(core, CreateMultipart(target, content_type=content_type)).value
+    upload_id = perform(core, CreateMultipart(target, headers=headers, tags=dict(info.tags))).value
     try:
         parts = _copied_parts(core, info, target, upload_id, part_bytes)
         return complete(core, CompleteMultipart(target, upload_id, parts), info.size_bytes)

@@ -38,6 +38,7 @@ _NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 _NO_CHECKSUMS: Mapping[str, str] = MappingProxyType({})
 _NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 _info = partial(tuple.__new__, ObjectInfo)  # without NamedTuple's __new__ in Python: 0.1 instead of 0.35 µs per key
 _CHECKSUMS = {
     "ChecksumCRC32": "crc32",
@@ -87,6 +88,7 @@ def parse_list(body: bytes | bytearray | memoryview) -> Page:
                     repeat(False),
                     repeat(_NO_CHECKSUMS),
                     repeat(_NO_HEADERS),
+                    repeat(_NO_TAGS),
                     strict=False,
                 ),
             )

@@ -21,6 +21,7 @@ from penstock.errors import (
 from penstock.fetch import PlanItem
 from penstock.store import local
 from penstock.store.local import LocalStore
+from penstock.store.records import RECORDS_FOLDER, FileRecords, StoredRecord, written_headers
 from penstock.store.tree import Tree
 from penstock.types import (
     ByteRange,
@@ -28,6 +29,7 @@ from penstock.types import (
     CopyPart,
     CreateMultipart,
     Get,
+    Head,
     Landing,
     ListPage,
     PutPart,
@@ -389,3 +391,94 @@ def test_nothing_is_left(nothing_left, tmp_path):
         list(store.read_many(["k"] * 50))
         with pytest.raises(ObjectMissingError):
             store.read("none")
+
+
+# ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def described(store, key="k"):
+    info = store.stat(key)
+    return written_headers(info), info.tags
+
+
+@pytest.mark.parametrize("has_attributes", [True, False], ids=["attributes", "sidecars"])
+@pytest.mark.parametrize("length", [5, 10_000], ids=["short", "long"])
+def test_a_record_goes_with_its_file(store, has_attributes, length):
+    """Headers and tags of any length are there as long as the file is, and leave nothing when it is replaced or removed."""
+    store.records = FileRecords(store.root / RECORDS_FOLDER, has_attributes=has_attributes)
+    kept = {"Content-Type": "text/plain", "x-amz-meta-a": "b" * length}
+    store.write("a/k", b"one", headers=kept, tags={"t": "v"})
+    assert described(store, "a/k") == (kept, {"t": "v"})
+    assert keys(store) == ["a/k"]
+    store.copy("a/k", "copy")
+    assert described(store, "copy") == (kept, {"t": "v"})
+    store.write("a/k", b"two", headers={"x-amz-meta-a": "c" * length})
+    assert described(store, "a/k") == ({"x-amz-meta-a": "c" * length}, {})
+    store.delete(["a/k", "copy"])
+    assert [path for path in store.root.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_another_program_changes_has_no_record(store):
+    """Headers of bytes that are gone are not told."""
+    store.write("k", b"one", headers={"Content-Type": "text/plain"})
+    (store.root / "k").write_bytes(b"another")
+    assert described(store) == ({}, {})
+
+
+def test_records_of_the_gateway_are_those_of_the_store(store):
+    """A checksum of the whole object is told, and one of its parts is not."""
+    for kind, told in (("FULL_OBJECT", {"crc32c": "AAAAAA=="}), ("COMPOSITE", {})):
+        with (store.root / "k").open("wb") as file:
+            file.write(b"data")
+            file.flush()
+            record = StoredRecord(etag="x", checksums={"crc32c": "AAAAAA=="}, checksum_type=kind)
+            store.records.save(file.fileno(), record)
+        assert store.stat("k").checksums == told
+
+
+def test_reading_looks_for_no_record(store, monkeypatch):
+    """Neither a read nor the question whether a version is still there costs a system call for the record."""
+    store.write("k", b"data" * 10, headers={"Content-Type": "text/plain"})
+    etag = store.stat("k").etag
+    monkeypatch.setattr(store.records, "load", None)
+    assert store.read("k").data == b"data" * 10
+    assert store.open("k").read() == b"data" * 10
+    submit(store, Head("k", etag, 40))[1].wait()
+
+
+CONDITIONAL = """
+import sys
+from penstock.errors import ObjectChangedError
+from penstock.store.local import LocalStore
+store, written = LocalStore(sys.argv[1]), 0
+while written < 50:
+    found = store.stat("counter")
+    count = int(bytes(store.read("counter").data))
+    try:
+        store.write("counter", b"%d" % (count + 1), if_match=found.etag)
+    except ObjectChangedError:
+        continue
+    written += 1
+"""
+
+
+def test_conditional_writes_of_several_processes_lose_nothing(store):
+    """A counter that three processes raise 50 times each, each time by one, ends at 150."""
+    store.write("counter", b"0")
+    processes = [subprocess.Popen([sys.executable, "-c", CONDITIONAL, store.root]) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert store.read("counter").data == b"150"
+
+
+def test_a_write_that_is_killed_between_lock_and_rename_blocks_nobody(store):
+    """The lock of a killed process is gone with it, and the version before is still there."""
+    store.write("k", b"old")
+    code = (
+        "import os, sys, pathlib; from penstock.store.local import LocalStore\n"
+        "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        "store = LocalStore(sys.argv[1])\nstore.write('k', b'new', if_match=store.stat('k').etag, headers={'Expires': '0'})"
+    )
+    assert subprocess.run([sys.executable, "-c", code, store.root], timeout=30).returncode == -9
+    assert store.read("k").data == b"old"
+    store.write("k", b"newer", if_match=store.stat("k").etag)
+    assert store.read("k").data == b"newer"

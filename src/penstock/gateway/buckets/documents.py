@@ -7,11 +7,11 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from penstock.gateway.buckets.requests import PARTS_MAX, check_write_conditions
+from penstock.gateway.buckets.requests import check_write_conditions
 from penstock.gateway.objects import Answer, S3Error, invalid_argument, not_implemented, number_in
 from penstock.gateway.s3_text import DECLARATION, NAMESPACE, OWNER, escaped
 from penstock.redaction import public_url
-from penstock.types import Part
+from penstock.types import PARTS_MAX, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.cache import Cached
 from penstock.cache.metadata import kept_headers
 from penstock.gateway.objects import ObjectHead
+from penstock.store.records import CONTENT_HEADERS, DEFAULT_TYPE
 
 if TYPE_CHECKING:
     from penstock.fetch.budget import Budget
@@ -30,15 +31,6 @@ _BODY_BYTES_MAX = 256 << 10
 _BUDGET_SHARE = 8
 """The bodies take at most this part of the budget."""
 _KEPT_S_MAX = 60.0
-_SHOWN_NAMES = {
-    b"cache-control": "Cache-Control",
-    b"content-disposition": "Content-Disposition",
-    b"content-encoding": "Content-Encoding",
-    b"content-language": "Content-Language",
-    b"content-type": "Content-Type",
-    b"expires": "Expires",
-}
-_DEFAULT_TYPE = "binary/octet-stream"
 
 
 class KnownObject:
@@ -170,8 +162,8 @@ class BodyCache:
 def object_head(info: ObjectInfo) -> ObjectHead:
     """Return the head of an object of a store."""
     headers = {
-        _SHOWN_NAMES.get(name) or name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
-        for name, value in kept_headers(info.headers).items()
+        CONTENT_HEADERS.get(name := raw.decode("latin-1"), name): value.decode("utf-8", "surrogateescape")
+        for raw, value in kept_headers(info.headers).items()
     }
     if "Content-Type" not in headers:
         headers["Content-Type"] = content_type_of(info.key)
@@ -194,9 +186,9 @@ def etag_of(info: ObjectInfo) -> str:
 def content_type_of(key: str) -> str:
     """Return the type that the suffix of a key stands for."""
     _, dot, suffix = key.rpartition("/")[2].rpartition(".")
-    return _type_of_suffix(suffix.lower()) if dot else _DEFAULT_TYPE
+    return _type_of_suffix(suffix.lower()) if dot else DEFAULT_TYPE
 
 
 @lru_cache(maxsize=1024)
 def _type_of_suffix(suffix: str) -> str:
-    return mimetypes.guess_type(f"x.{suffix}")[0] or _DEFAULT_TYPE
+    return mimetypes.guess_type(f"x.{suffix}")[0] or DEFAULT_TYPE

@@ -9,15 +9,13 @@ from urllib.parse import parse_qsl
 from penstock.checksums import algorithms as checksums
 from penstock.gateway.objects import S3Error, invalid_argument, not_implemented, version_missing
 from penstock.gateway.s3_text import date_s
-from penstock.types import ByteRange
+from penstock.store.records import CONTENT_HEADERS, USER_METADATA
+from penstock.types import PARTS_MAX, ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from penstock.gateway.objects import GatewayRequest, RequestBody
-
-PARTS_MAX = 10_000
-"""Largest number of a part; S3's limit."""
 
 _TAGS_MAX = 10
 _PROTECTIONS = (
@@ -35,19 +33,7 @@ WRITE_CONDITIONS = ("if-match", "if-none-match")
 """Headers that ``check_write_conditions`` honours."""
 DELETE_CONDITIONS = ("if-match", "x-amz-if-match-size", "x-amz-if-match-last-modified-time")
 """Headers that ``check_delete_conditions`` honours."""
-_KEPT = {
-    name.lower(): name
-    for name in (
-        "Content-Type",
-        "Cache-Control",
-        "Content-Disposition",
-        "Content-Encoding",
-        "Content-Language",
-        "Expires",
-        "x-amz-website-redirect-location",
-    )
-}
-_USER_METADATA = "x-amz-meta-"
+_KEPT = {**CONTENT_HEADERS, "x-amz-website-redirect-location": "x-amz-website-redirect-location"}
 _USER_METADATA_BYTES_MAX = 2048
 _STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
 _ACLS = ("private", "bucket-owner-full-control", "bucket-owner-read")
@@ -259,9 +245,9 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
         lower = name.lower()
         if lower in _KEPT:
             kept[_KEPT[lower]] = value
-        elif lower.startswith(_USER_METADATA):
+        elif lower.startswith(USER_METADATA):
             kept[lower] = value
-            metadata_bytes += len(lower) - len(_USER_METADATA) + len(value.encode("utf-8", "surrogateescape"))
+            metadata_bytes += len(lower) - len(USER_METADATA) + len(value.encode("utf-8", "surrogateescape"))
     if metadata_bytes > _USER_METADATA_BYTES_MAX:
         details = {"Size": str(metadata_bytes), "MaxSizeAllowed": str(_USER_METADATA_BYTES_MAX)}
         message = "Your metadata headers exceed the maximum allowed metadata size"

@@ -93,7 +93,7 @@ class InodeTable:
         shared, versions = self._shared, self._versions
         found = []
         for name, info in zip(names, infos, strict=True):
-            key, _, etag, modified_s, is_prefix, _, _ = info
+            key, _, etag, modified_s, is_prefix, *_ = info
             inode = number_of(key)
             known = nodes.get(inode)
             if modified_s is None:

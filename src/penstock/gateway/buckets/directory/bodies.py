@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from penstock.checksums import algorithms as checksums
-from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.objects import S3Error, copy_source
+from penstock.store.records import StoredRecord
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError, StoreError
 from penstock.gateway.buckets.directory.bodies import FileThreads
 from penstock.gateway.buckets.directory.files import (
-    HIDDEN,
     REGION_FILE,
     BucketFiles,
     bucket_missing,
@@ -29,6 +28,7 @@ from penstock.gateway.buckets.directory.operations import DirectoryOperations
 from penstock.gateway.buckets.requests import check_version, with_checksums
 from penstock.gateway.objects import S3Error, access_denied, not_implemented
 from penstock.store.local import copy_range
+from penstock.store.tree import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import quote, unquote
 
-from penstock.gateway.buckets.directory.records import StoredRecord, records_in
 from penstock.gateway.buckets.known_objects import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.store.base import KEY_BYTES_MAX
 from penstock.store.local import prune, sync_directory, write_all
-from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, info_of
+from penstock.store.records import DEFAULT_TYPE, RECORDS_FOLDER, FileRecords, StoredRecord
+from penstock.store.tree import HIDDEN, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, info_of
 from penstock.system.locks import try_lock_file
 from penstock.types import lasting_etag
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _RENAMES_MAX = 16  # attempts to make a folder that a concurrent removal keeps removing
 _NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR)
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG)
-DEFAULT_TYPE = "binary/octet-stream"
 
 _STRIPES = 256  # files that lock keys; two keys that share one wait for each other's rename and for nothing else
 _ATTEMPTS_MAX = 16
@@ -259,7 +258,7 @@ class BucketFiles:
         self.escaped = self.hidden / "keys"
         self.is_durable = is_durable
         self.staging = StagingArea(self.hidden)
-        self.records = records_in(folder, sidecars=self.hidden / "records")
+        self.records = FileRecords(folder / RECORDS_FOLDER)
 
     # ── finding ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -484,9 +483,6 @@ def _is_only_name(stored: StoredObject) -> bool:
 
 # ── where the object of a key lies ────────────────────────────────────────────────────────────────────────────────────────
 
-
-HIDDEN = f"{TEMPORARY_PREFIX}gateway{TEMPORARY_SUFFIX}"
-"""Folder of a bucket that holds what is not a plain file; ``LocalStore`` neither lists nor opens such names."""
 
 REGION_FILE = f"{HIDDEN}/region"
 """File of a bucket that names its region, if its creator named one."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.gateway.buckets.directory.bodies import BODY_BYTES_MAX, open_source, receive
 from penstock.gateway.buckets.directory.files import bucket_missing
-from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.uploads import MultipartUpload, MultipartUploads
 from penstock.gateway.buckets.documents import (
     CHECKSUM_ELEMENTS,
@@ -52,6 +51,7 @@ from penstock.gateway.objects import (
     version_missing,
 )
 from penstock.gateway.s3_text import OWNER, timestamp, url_encoded
+from penstock.store.records import StoredRecord
 from penstock.types import ListPage, Part
 
 if TYPE_CHECKING:

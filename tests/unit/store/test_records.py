@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.buckets.directory.records import (
-    AttributeRecords,
-    SidecarRecords,
+from penstock.store.records import (
+    FileRecords,
     StoredRecord,
     decoded_record,
 )
@@ -59,14 +58,13 @@ def test_equal_parts_take_no_room(parts_count: int) -> None:
 
 
 @pytest.fixture(params=["attributes", "sidecars"])
-def records(request: pytest.FixtureRequest, tmp_path: Path) -> SidecarRecords:
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> FileRecords:
     """Both places for records."""
-    kind = AttributeRecords if request.param == "attributes" else SidecarRecords
-    return kind(tmp_path / "hidden" / "records")
+    return FileRecords(tmp_path / "hidden" / "records", has_attributes=request.param == "attributes")
 
 
 @pytest.mark.parametrize("length", [1, 10_000], ids=["short", "long"])
-def test_records_belong_to_one_version(records: SidecarRecords, tmp_path: Path, length: int) -> None:
+def test_records_belong_to_one_version(records: FileRecords, tmp_path: Path, length: int) -> None:
     """A record is there as soon as its file is renamed, is replaced, and is of no use once another program changed the file."""
     path = tmp_path / "file"
     with path.open("wb+") as file:
@@ -83,7 +81,7 @@ def test_records_belong_to_one_version(records: SidecarRecords, tmp_path: Path, 
     assert records.load(str(path), path.stat()) is None
 
 
-def test_files_without_a_record(records: SidecarRecords, tmp_path: Path) -> None:
+def test_files_without_a_record(records: FileRecords, tmp_path: Path) -> None:
     """A file of another program has none, and dropping it is no error."""
     path = tmp_path / "file"
     path.write_bytes(b"data")
