@@ -210,6 +210,7 @@ class Chunk(NamedTuple):
         last: Whether it ends the request.
         etag: ETag of the version that is being read; None if the store has none.
         in_file: Whether the bytes lie in the file that the request named, where `data` reads them.
+        info: The object, as the answers so far describe it.
     """
 
     request_index: int
@@ -219,6 +220,7 @@ class Chunk(NamedTuple):
     last: bool
     etag: str | None
     in_file: bool = False
+    info: ObjectInfo | None = None
 
     def __repr__(self) -> str:
         end = self.offset_bytes + len(self.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.store import Store
+from penstock.store import LocalStore, Store
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
@@ -108,6 +110,34 @@ def test_up_list_cat_down(
     ):
         again = penstock(*arguments)
         assert json.loads(again.stdout.splitlines()[-1])["copied"] == 0
+
+
+def test_headers_survive_a_directory(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_client: Any, bucket: str, tmp_path: Path
+) -> None:
+    """Type, content headers and metadata of objects of any size come back from S3 by way of two directories."""
+    described = {"ContentType": "text/x-a", "CacheControl": "no-cache", "Metadata": {"run": "7", "long": "m" * 1500}}
+    bodies = {"small": b"a" * 1000, "empty": b"", "large": LARGE}
+    for name, data in bodies.items():
+        s3_client.put_object(Bucket=bucket, Key=f"x/{name}", Body=data, ChecksumAlgorithm="CRC32", **described)
+    s3_client.put_object(Bucket=bucket, Key="x/plain", Body=b"plain")
+    for source, target in (
+        (f"s3://{bucket}/x/", str(tmp_path / "one")),
+        (str(tmp_path / "one"), str(tmp_path / "two")),
+        (str(tmp_path / "two"), f"s3://{bucket}/y/"),
+    ):
+        done = penstock("sync", source, target)
+        assert done.returncode == 0, done.stderr
+    for name, data in bodies.items():
+        found = s3_client.get_object(Bucket=bucket, Key=f"y/{name}")
+        assert found["Body"].read() == data
+        assert {field: found.get(field) for field in described} == described
+    assert s3_client.head_object(Bucket=bucket, Key="y/plain")["Metadata"] == {}
+    with LocalStore(tmp_path / "two") as store:
+        checksums = store.stat("small").checksums
+        assert checksums["crc32"] == base64.b64encode(zlib.crc32(bodies["small"]).to_bytes(4, "big")).decode()
+    again = penstock("sync", "--json", f"s3://{bucket}/x/", str(tmp_path / "one"))
+    assert json.loads(again.stdout.splitlines()[-1])["copied"] == 0
 
 
 def test_a_key_that_cannot_be_asked_for_stops_no_copy(

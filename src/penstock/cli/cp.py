@@ -26,6 +26,7 @@ from penstock.cli.rm import removable, remove
 from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, PenstockError, StoreError
 from penstock.store.local import LocalStore
+from penstock.store.records import RECORDS_FOLDER, FileRecords
 from penstock.text.sizes import format_bytes
 from penstock.transfer.download import FileReceiver, is_downloaded
 from penstock.transfer.moving import TransferItem, copy_between, copy_inside, stream
@@ -220,7 +221,8 @@ class CopyPlan:
             for item in items:
                 self.report.would_move(item)
         elif self.target.path is not None:
-            stream(source, items, FileReceiver(self.report), self.report)
+            records = FileRecords(self.target.root_path / RECORDS_FOLDER)
+            stream(source, items, FileReceiver(self.report, records=records), self.report)
         elif source is target:
             copy_inside(target, items, self.report)
         else:

@@ -190,10 +190,16 @@ class LocalStore(ThreadedStore["_Upload"]):
         if not stat.S_ISREG(status.st_mode):
             raise ObjectMissingError("no regular file has this name", status=404)
         info = info_of(operation.key, status)
-        is_read = (
-            operation.etag is not None and not operation.headers
-        )  # the caller wants to know whether it has changed
-        record = None if is_read else self.records.load(str(path), status)
+        if operation.etag is not None and not operation.headers:  # the caller wants to know whether it has changed
+            return info
+        record = self.records.load(str(path), status)
+        return info if record is None else record.described(info)
+
+    def with_record(self, info: ObjectInfo) -> ObjectInfo:
+        """Return the description of a file with what its record has. Cost: blocks for two system calls, about 5 µs."""
+        path = str(self.root / info.key)
+        status = _status(path)
+        record = self.records.load(path, status) if status is not None else None
         return info if record is None else record.described(info)
 
     def _list_page(self, operation: ListPage) -> Page:
@@ -461,10 +467,10 @@ def _new_file(path: Path) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def _status(path: Path) -> os.stat_result | None:
+def _status(path: Path | str) -> os.stat_result | None:
     """Return the status of what a path names or links to; None if there is nothing."""
     try:
-        return path.stat()
+        return os.stat(path)  # noqa: PTH116 - a `Path` for each of many files would cost more than the call
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise

@@ -303,7 +303,7 @@ class _Chunks(_Iterator):
         if len(read.parts) > 1 and read.item.span is None:
             self._hash(read, info, data, last=last)
         item = read.item
-        return Chunk(item.request_index, item.key, part.start, data, last, info.etag, in_file)
+        return Chunk(item.request_index, item.key, part.start, data, last, info.etag, in_file, info)
 
     def _hash(self, read: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
         if self._hashed_item is not read:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -93,6 +94,7 @@ RECORDS_FOLDER = f"{HIDDEN}/records"
 """Folder, below a directory that is a store or a bucket, of the records that are no attributes of their files."""
 
 ATTRIBUTE = b"user.penstock.s3"
+_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]{1,5})?")
 _ELSEWHERE = b"@"  # value of the attribute if the record did not fit into it
 _NONE = (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES)
 _FULL = (errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EDQUOT)
@@ -163,6 +165,17 @@ def copied_record(record: StoredRecord | None, operation: Copy) -> StoredRecord 
         headers=kept.headers if headers is None else canonical_headers(headers),
         checksums=kept.checksums if is_whole else {},
         tags=kept.tags if tags is None else dict(tags),
+    )
+
+
+def moved_record(info: ObjectInfo) -> StoredRecord | None:
+    """Return the record of a file that has the bytes of an object of another store; None if there is nothing to keep."""
+    headers, checksums = written_headers(info), dict(info.checksums)
+    if not (headers or checksums or info.tags):
+        return None
+    etag = (info.etag or "").strip('"')
+    return StoredRecord(
+        etag=etag if _MD5.fullmatch(etag) else "", headers=headers, checksums=checksums, tags=dict(info.tags)
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.config import MIB
 from penstock.errors import StoreError
 from penstock.memory.file_landings import LandingFile
+from penstock.store.records import moved_record
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 from penstock.system.locks import try_lock_file
 from penstock.system.private import open_private
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from penstock.store.records import FileRecords
     from penstock.transfer.moving import TransferItem, TransferListener
     from penstock.types import Buffer, Chunk, ObjectInfo
 
@@ -44,6 +46,7 @@ class Download:
     Args:
         path: Target file; missing directories are made.
         info: Object to be downloaded.
+        records: Keeps the object's headers, tags and checksums beside the file; None keeps none.
 
     Attributes:
         size_bytes: Bytes that are in the file.
@@ -54,9 +57,10 @@ class Download:
         OSError: The system failed, for example because the disk is full.
     """
 
-    def __init__(self, path: Path, info: ObjectInfo) -> None:
+    def __init__(self, path: Path, info: ObjectInfo, *, records: FileRecords | None = None) -> None:
         self.path = path
         self.info = info
+        self._records = records
         self._target = os.fspath(path)
         name = path.name
         digest = hashlib.blake2b(os.fsencode(name), digest_size=12).hexdigest()
@@ -132,6 +136,9 @@ class Download:
                 os.setxattr(self._fd, ETAG_ATTRIBUTE, self.info.etag.encode())
         if self.info.last_modified_s is not None:
             os.utime(self._fd, (self.info.last_modified_s, self.info.last_modified_s))
+        if self._records is not None and (record := moved_record(self.info)) is not None:
+            with suppress(OSError):  # the file system has no attributes, and no folder can be made
+                self._records.save(self._fd, record)
         try:
             os.replace(self._temporary, self._target)  # noqa: PTH105
         except IsADirectoryError:
@@ -203,9 +210,18 @@ class FileReceiver:
     Args:
         listener: Hears of each file.
         decoder: Makes the decoder of an object; None writes objects as they are.
+        records: Keeps headers, tags and checksums of objects that are written as they are; None keeps none.
     """
 
-    def __init__(self, listener: TransferListener, *, decoder: Callable[[TransferItem], Decoder] | None = None) -> None:
+    def __init__(
+        self,
+        listener: TransferListener,
+        *,
+        decoder: Callable[[TransferItem], Decoder] | None = None,
+        records: FileRecords | None = None,
+    ) -> None:
+        self._records = records if decoder is None else None
+        self.keeps_records = self._records is not None
         self._listener = listener
         self._make_decoder = decoder
         self._decoder: Decoder | None = None
@@ -220,7 +236,7 @@ class FileReceiver:
         if len(self._prepared) >= PREPARED_MAX or item.path in self._prepared:
             return None
         try:
-            download = Download(item.path, item.info)
+            download = Download(item.path, item.info, records=self._records)
         except (StoreError, OSError):
             return None  # it is reported when it is the object's turn
         self._prepared[item.path] = download
@@ -254,7 +270,7 @@ class FileReceiver:
             item.path.mkdir(parents=True, exist_ok=True)
             self._listener.moved(item)
         else:
-            self._download = Download(item.path, item.info)
+            self._download = Download(item.path, item.info, records=self._records)
             self._commit(item)
 
     def abort(self) -> None:
@@ -273,7 +289,7 @@ class FileReceiver:
         if prepared is not None and not in_file:  # late bytes of requests that were given up may still reach this file
             prepared.abort()
             prepared = None
-        self._download = prepared or Download(item.path, item.info)
+        self._download = prepared or Download(item.path, item.info, records=self._records)
         self._decoder = self._make_decoder(item) if self._make_decoder is not None else None
 
     def _commit(self, item: TransferItem) -> None:

@@ -7,15 +7,18 @@ Everything happens in the calling thread. Only requests run in parallel: those o
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, StoreError
 from penstock.fetch import PlanItem
 from penstock.memory.file_landings import LandingFileError
-from penstock.store.inflight import InFlight
+from penstock.store.base import innermost
+from penstock.store.inflight import InFlight, WaitingSink
+from penstock.store.local import LocalStore
+from penstock.store.records import written_headers
 from penstock.transfer.download import FATAL
-from penstock.types import Copy, Put
+from penstock.types import Copy, Head, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.memory.file_landings import LandingFile
     from penstock.store.base import Store
     from penstock.store.writing import Writer
-    from penstock.types import Key, ObjectInfo, Operation
+    from penstock.types import Key, ObjectInfo, Operation, Transfer
 
 PUTS_MAX = 32
 """Writes in flight: 32 of 8 MiB are 256 MiB, and cover 30 ms at 1 000 small objects/s."""
@@ -124,7 +127,13 @@ class FirstFailure:
 
 
 class Receiver(Protocol):
-    """Takes the chunks of objects, in order."""
+    """Takes the chunks of objects, in order.
+
+    Attributes:
+        keeps_records: Whether it keeps headers, tags and checksums; items then have them.
+    """
+
+    keeps_records: bool
 
     def prepare(self, item: TransferItem) -> LandingFile | None:
         """Return the file that `item`, which is requested next, may land in; None for memory.
@@ -150,6 +159,8 @@ def stream(source: Store, items: Iterator[TransferItem], receiver: Receiver, lis
         OSError: This machine failed, for example because its disk is full.
     """
     queue = _ItemQueue(items, receiver if source.lands_in_files else None)
+    if receiver.keeps_records:
+        queue.descriptions = _Descriptions(source)
     failures = 0
     while True:
         try:
@@ -183,6 +194,7 @@ class _ItemQueue:
     def __init__(self, items: Iterator[TransferItem], receiver: Receiver | None) -> None:
         self._items = items
         self._receiver = receiver  # None if no object can land in a file
+        self.descriptions: _Descriptions | None = None  # None if nobody wants headers
         self.waiting: deque[TransferItem] = deque()
         self.listing_error: StoreError | None = None
 
@@ -195,6 +207,8 @@ class _ItemQueue:
             self.waiting.append(more)
             if more.info.size_bytes:
                 yield self._request(more)
+            elif self.descriptions is not None:
+                self.descriptions.request(more)
 
     def _request(self, item: TransferItem) -> PlanItem:
         """Return a request for the listed version: no further request asks for the version, and a cache may have it."""
@@ -226,6 +240,11 @@ def _move_until_error(
     for chunk in _chunks(source, queue):
         yield from _move_empty(queue, receiver)
         item = queue.waiting[0]
+        if queue.descriptions is not None and chunk.offset_bytes == 0:
+            item = queue.waiting[0] = queue.descriptions.described(item, chunk)
+        elif queue.descriptions is not None and chunk.last and chunk.info is not None:  # by now all answers have come
+            checksums = chunk.info.checksums or item.info.checksums
+            item = queue.waiting[0] = replace(item, info=item.info._replace(checksums=checksums))
         if chunk.last:  # a store that transforms objects while they are read may have listed another size
             item = queue.waiting[0] = item.with_size(chunk.offset_bytes + len(chunk.data))
         receiver.receive(item, chunk)
@@ -252,8 +271,63 @@ def _chunks(source: Store, queue: _ItemQueue) -> Iterator[Chunk]:
 def _move_empty(queue: _ItemQueue, receiver: Receiver) -> Iterator[TransferItem]:
     """Move the objects of 0 bytes at the head of the queue, which are never requested."""
     while queue.waiting and not queue.waiting[0].info.size_bytes:
-        receiver.receive_empty(queue.waiting[0])
+        item = queue.waiting[0]
+        receiver.receive_empty(queue.descriptions.described(item) if queue.descriptions is not None else item)
         yield queue.waiting.popleft()
+
+
+class _Descriptions:
+    """Headers, tags and checksums of objects that are moved: from the answers that bring their bytes, if those tell them.
+
+    Args:
+        source: The store of the objects.
+    """
+
+    def __init__(self, source: Store) -> None:
+        self._source = source
+        core = innermost(source)
+        self._files = core if isinstance(core, LocalStore) else None  # whose reads tell no headers
+        self._asked: dict[Key, tuple[WaitingSink, Transfer]] = {}
+
+    def request(self, item: TransferItem) -> None:
+        """Ask about an object of 0 bytes, which is never read; folders that consoles make have nothing to keep."""
+        if self._files is None and self._source.keeps_headers and not item.info.key.endswith("/"):
+            sink = WaitingSink()
+            self._asked[item.info.key] = sink, self._source.submit(Head(item.info.key, headers=True), sink)
+
+    def described(self, item: TransferItem, chunk: Chunk | None = None) -> TransferItem:
+        """Return an item with what is known about its object.
+
+        Raises:
+            StoreError: The store was asked, and could not answer.
+        """
+        info = item.info
+        found = chunk.info if chunk is not None and chunk.info is not None else info
+        if self._files is not None:
+            found = self._files.with_record(info)
+        elif asked := self._asked.pop(info.key, None):
+            found = self._answer(*asked)
+        elif not (found.headers or info.headers) and chunk is not None and self._source.keeps_headers:
+            sink = WaitingSink()  # the bytes came from a cache
+            found = self._answer(sink, self._source.submit(Head(info.key, headers=True), sink))
+            if found.etag != chunk.etag:
+                found = info
+        return replace(
+            item,
+            info=info._replace(
+                headers=found.headers or info.headers,
+                tags=found.tags or info.tags,
+                checksums=found.checksums or info.checksums,
+            ),
+        )
+
+    @staticmethod
+    def _answer(sink: WaitingSink, transfer: Transfer) -> ObjectInfo:
+        completion = sink.wait(transfer)
+        if completion.error is not None:
+            raise completion.error
+        assert completion.info is not None
+        return completion.info
 
 
 class _Writes:
@@ -304,6 +378,7 @@ class StoreReceiver(_Writes):
 
     def __init__(self, target: Store, listener: TransferListener) -> None:
         super().__init__(target, listener)
+        self.keeps_records = target.keeps_records
         self._writer: Writer | None = None
 
     def prepare(self, item: TransferItem) -> None:
@@ -312,10 +387,10 @@ class StoreReceiver(_Writes):
     def receive(self, item: TransferItem, chunk: Chunk) -> None:
         """Take the next chunk; see ``Receiver.receive``."""
         if self._writer is None and chunk.last:
-            self.start(item, Put(item.key, chunk.data))
+            self.start(item, Put(item.key, chunk.data, **self._kept(item)))
             return
         if self._writer is None:
-            self._writer = self._target.writer(item.key)
+            self._writer = self._target.writer(item.key, **self._kept(item))
         self._writer.write(chunk.data)
         if chunk.last:
             writer, self._writer = self._writer, None
@@ -324,7 +399,13 @@ class StoreReceiver(_Writes):
 
     def receive_empty(self, item: TransferItem) -> None:
         """Put an object of 0 bytes."""
-        self.start(item, Put(item.key, b""))
+        self.start(item, Put(item.key, b"", **self._kept(item)))
+
+    def _kept(self, item: TransferItem) -> dict[str, Any]:
+        """Return what is written besides the bytes."""
+        if not self.keeps_records:
+            return {}
+        return {"headers": written_headers(item.info), "tags": dict(item.info.tags)}
 
     def abort(self) -> None:
         """Drop the object that is being received. Puts in flight continue; ``cancel`` ends them."""
