@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import tracemalloc
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -19,10 +20,13 @@ from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets import forwarding
 from penstock.gateway.buckets.forwarding import ForwardedOperations
 from penstock.gateway.buckets.store_operations import operations_for
+from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.objects import Caller, GatewayRequest, S3Error
 from penstock.store import LocalStore, MemoryStore
 from penstock.store.base import innermost
+from penstock.store.fsspec import FsspecStore
+from penstock.types import CompleteMultipart, CreateMultipart, Part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -333,7 +337,8 @@ def test_what_other_stores_do_not_honour_is_refused(simple: Any) -> None:
     simple.put_object(Bucket="point", Key="k", Body=b"one")
     key = {"Bucket": "point", "Key": "k"}
     calls = [
-        lambda: simple.put_object(**key, Body=b"two", IfMatch="x"),
+        lambda: simple.put_object(**key, Body=b"two", IfNoneMatch="x"),
+        lambda: simple.put_object(**key, Body=b"two", IfMatch="*"),
         lambda: simple.put_object(**key, Body=b"two", SSECustomerAlgorithm="AES256", SSECustomerKey="k" * 32),
         lambda: simple.put_object(**key, Body=b"two", ExpectedBucketOwner="1" * 12),
         lambda: simple.copy_object(**key, CopySource="point/k", IfNoneMatch="*"),
@@ -350,6 +355,112 @@ def test_what_other_stores_do_not_honour_is_refused(simple: Any) -> None:
             call()
         assert caught.value.response["Error"]["Code"] in ("NotImplemented", "NoSuchVersion")
     assert simple.get_object(**key)["Body"].read() == b"one"
+
+
+DESCRIBED = {"ContentType": "text/x-a", "CacheControl": "no-cache", "Metadata": {"run": "7"}}
+
+
+def described(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of an answer that describes the object."""
+    return {name: answer.get(name) for name in DESCRIBED}
+
+
+@pytest.mark.parametrize("way", ["put", "large put", "upload"])
+def test_other_stores_keep_what_clients_send(simple: Any, way: str) -> None:
+    """Headers, metadata and tags come back, copies have those of their source or their own, and a new version has none."""
+    key = {"Bucket": "point", "Key": "a/k"}
+    if way == "upload":
+        upload = simple.create_multipart_upload(**key, Tagging="t=v&u=", **DESCRIBED)["UploadId"]
+        etag = simple.upload_part(**key, UploadId=upload, PartNumber=1, Body=b"part")["ETag"]
+        parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+        simple.complete_multipart_upload(**key, UploadId=upload, MultipartUpload=parts)
+    else:
+        simple.put_object(**key, Body=b"x" * (17 * MIB if way == "large put" else 5), Tagging="t=v&u=", **DESCRIBED)
+    assert described(simple.get_object(**key)) == described(simple.head_object(**key)) == DESCRIBED
+    assert simple.head_object(**key)["ResponseMetadata"]["HTTPHeaders"]["x-amz-tagging-count"] == "2"
+    assert simple.get_object_tagging(**key)["TagSet"] == [{"Key": "t", "Value": "v"}, {"Key": "u", "Value": ""}]
+    simple.copy_object(Bucket="point", Key="copy", CopySource="point/a/k")
+    assert described(simple.head_object(Bucket="point", Key="copy")) == DESCRIBED
+    simple.copy_object(
+        Bucket="point", Key="copy", CopySource="point/a/k", MetadataDirective="REPLACE", Metadata={"other": "8"}
+    )
+    assert simple.head_object(Bucket="point", Key="copy")["Metadata"] == {"other": "8"}
+    assert len(simple.get_object_tagging(Bucket="point", Key="copy")["TagSet"]) == 2
+    simple.put_object(**key, Body=b"anew")
+    assert simple.head_object(**key)["Metadata"] == {}
+    assert simple.get_object_tagging(**key)["TagSet"] == []
+
+
+def test_other_stores_replace_one_version_only(simple: Any) -> None:
+    """If-Match is compared with the current version, for a PUT and for an upload, and a missing object has none."""
+    key = {"Bucket": "point", "Key": "k"}
+    first = simple.put_object(**key, Body=b"one")["ETag"]
+    second = simple.put_object(**key, Body=b"two", IfMatch=first)["ETag"]
+    upload = simple.create_multipart_upload(**key)["UploadId"]
+    etag = simple.upload_part(**key, UploadId=upload, PartNumber=1, Body=b"three")["ETag"]
+    ending = {**key, "UploadId": upload, "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": etag}]}}
+    for call, code in (
+        (lambda: simple.put_object(**key, Body=b"x", IfMatch=first), "PreconditionFailed"),
+        (lambda: simple.put_object(**key, Body=b"x", IfMatch='W/"weak"'), "PreconditionFailed"),
+        (lambda: simple.put_object(Bucket="point", Key="none", Body=b"x", IfMatch=first), "NoSuchKey"),
+        (lambda: simple.complete_multipart_upload(**ending, IfMatch=first), "PreconditionFailed"),
+    ):
+        with pytest.raises(ClientError) as caught:
+            call()
+        assert caught.value.response["Error"]["Code"] == code
+    assert simple.get_object(**key)["Body"].read() == b"two"
+    simple.complete_multipart_upload(**ending, IfMatch=second)
+    assert simple.get_object(**key)["Body"].read() == b"three"
+
+
+def test_a_store_of_bytes_alone_takes_objects_without_headers(tmp_path: Path) -> None:
+    """A type is left out, because every client sends one, but tags and conditions are refused."""
+    with FsspecStore(f"local://{tmp_path}") as store, gateway_of(store) as front:
+        client = WritableBucket(front).client
+        client.put_object(Bucket="point", Key="k", Body=b"one", ContentType="text/plain")
+        for options in ({"Tagging": "a=b"}, {"IfMatch": "x"}):
+            with pytest.raises(ClientError) as caught:
+                client.put_object(Bucket="point", Key="k", Body=b"two", **options)
+            assert caught.value.response["Error"]["Code"] == "NotImplemented"
+        assert client.get_object(Bucket="point", Key="k")["Body"].read() == b"one"
+
+
+class LongBody:
+    """A body of zeros that is made while it is read."""
+
+    checksums: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+
+    def __init__(self, length_bytes: int, sent_bytes: int) -> None:
+        self.length_bytes = length_bytes
+        self._sent_bytes = sent_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self._sent_bytes // MIB):
+            yield bytes(MIB)
+
+
+def test_a_part_of_any_size_is_not_held(tmp_path: Path) -> None:
+    """A part of 200 MiB reaches a directory while less than 20 MiB are in memory; one that is cut off leaves nothing."""
+
+    async def run() -> None:
+        with LocalStore(tmp_path) as store:
+            operations = operations_for(store)
+            upload_id = (await perform_on_loop(store, CreateMultipart("k"))).value
+            request = replace(put_request(), query={"uploadId": upload_id, "partNumber": "1"})
+            with pytest.raises(S3Error) as caught:
+                await operations.perform(request, LongBody(200 * MIB, 100 * MIB))
+            assert caught.value.code == "IncompleteBody"
+            tracemalloc.start()
+            try:
+                answer = await operations.perform(request, LongBody(200 * MIB, 200 * MIB))
+                assert tracemalloc.get_traced_memory()[1] < 20 * MIB
+            finally:
+                tracemalloc.stop()
+            part = Part(1, answer.headers["ETag"])
+            await perform_on_loop(store, CompleteMultipart("k", upload_id, (part,)))
+            assert store.stat("k").size_bytes == 200 * MIB
+
+    asyncio.run(run())
 
 
 def test_the_owner_that_a_client_expects_is_told_to_the_upstream(

@@ -295,3 +295,8 @@ def access_control_list() -> Answer:
         "AccessControlPolicy", [("Owner", OWNER), ("AccessControlList", [("Grant", [("Permission", "FULL_CONTROL")])])]
     )
     return answer._replace(body=answer.body.replace(b"<Grant>", b"<Grant>" + grantee.encode()))
+
+
+def tagging(tags: Mapping[str, str]) -> Answer:
+    """Return the answer that tells the tags of an object."""
+    return document("Tagging", [("TagSet", [("Tag", [("Key", name), ("Value", tags[name])]) for name in tags])])

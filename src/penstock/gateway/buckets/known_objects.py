@@ -167,6 +167,8 @@ def object_head(info: ObjectInfo) -> ObjectHead:
     }
     if "Content-Type" not in headers:
         headers["Content-Type"] = content_type_of(info.key)
+    if info.tags:
+        headers["x-amz-tagging-count"] = str(len(info.tags))
     return ObjectHead(
         key=info.key,
         size_bytes=info.size_bytes,

@@ -6,7 +6,8 @@ cannot be written has ``ReadOnlyOperations``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from penstock.gateway.buckets.documents import default_setting, object_attributes
 from penstock.gateway.buckets.requests import check_version, refuse_unsupported
@@ -73,7 +74,7 @@ class BucketOperations:
             any other is refused.
     """
 
-    honoured: ClassVar[Mapping[str, Collection[str]]] = {}
+    honoured: Mapping[str, Collection[str]] = MappingProxyType({})
 
     async def perform(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """Perform the operation that a request is; a GET of a setting that nobody made is answered as S3 does.

@@ -13,10 +13,16 @@ from penstock.store.records import CONTENT_HEADERS, USER_METADATA
 from penstock.types import PARTS_MAX, ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from penstock.gateway.objects import GatewayRequest, RequestBody
+    from penstock.types import Buffer
 
+BODY_BYTES_MAX = 5 << 30
+"""Largest body of one PUT or part; S3's limit."""
+
+_STEP_BYTES = 1 << 20
+"""Bytes that are collected before a thread writes them: MD5 takes 1.5 ms for them, handing them over 0.1 ms."""
 _TAGS_MAX = 10
 _PROTECTIONS = (
     "content-range",
@@ -221,6 +227,53 @@ async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
             raise S3Error("MaxMessageLengthExceeded", "Your request was too big.")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def checked_length_bytes(body: RequestBody) -> int:
+    """Return the length of the body of a PUT.
+
+    Raises:
+        S3Error: The client did not send it, or it is longer than S3's limit.
+    """
+    length_bytes = body.length_bytes
+    if length_bytes is None:
+        raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
+    if length_bytes > BODY_BYTES_MAX:
+        details = {"ProposedSize": str(length_bytes), "MaxSizeAllowed": str(BODY_BYTES_MAX)}
+        raise S3Error("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size", details=details)
+    return length_bytes
+
+
+def body_incomplete() -> S3Error:
+    """Return the error of a body that is not as long as its header says."""
+    message = "You did not provide the number of bytes specified by the Content-Length HTTP header"
+    return S3Error("IncompleteBody", message)
+
+
+async def collected(body: RequestBody | AsyncIterator[Buffer]) -> AsyncIterator[list[Buffer]]:
+    """Iterate over a body in lists of pieces that have 1 MiB together, for threads that write them."""
+    pieces: list[Buffer] = []
+    held_bytes = 0
+    async for piece in body:
+        pieces.append(piece if isinstance(piece, bytes) else bytes(piece))  # others are valid only until the next one
+        held_bytes += len(piece)
+        if held_bytes >= _STEP_BYTES:
+            yield pieces
+            pieces, held_bytes = [], 0
+    if pieces:
+        yield pieces
+
+
+def is_replacing(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a copy has headers or tags of its own, by the header ``x-amz-metadata-directive`` or ``x-amz-tagging-directive``.
+
+    Raises:
+        S3Error: The header says neither ``COPY`` nor ``REPLACE``.
+    """
+    value = headers.get(name, "COPY").upper()
+    if value not in ("COPY", "REPLACE"):
+        raise invalid_argument(name, f"Unknown {name.removeprefix('x-amz-')}.", value)
+    return value == "REPLACE"
 
 
 def precondition_failed(name: str) -> S3Error:

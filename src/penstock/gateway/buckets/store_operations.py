@@ -1,14 +1,16 @@
 """Turns requests that write into operations of a store: for S3 the client's requests, for others the methods of ``Store``.
 
-Stores other than S3 (memory, a prefix of files, fsspec) keep bytes and no headers, so content headers, user metadata and tags
-are not kept. Requests that a store cannot carry out at all are refused.
+Directories and memory keep headers and tags, and honour conditions. File systems of fsspec keep only bytes: headers are left
+out; tags and conditions are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import tempfile
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, Any
 
 from penstock.cache import Cached
 from penstock.gateway.buckets.documents import (
@@ -18,15 +20,23 @@ from penstock.gateway.buckets.documents import (
     malformed,
     named_parts,
     parsed_deletion,
+    tagging,
 )
 from penstock.gateway.buckets.forwarding import ForwardedOperations
 from penstock.gateway.buckets.operations import BucketOperations
 from penstock.gateway.buckets.requests import (
+    WRITE_CONDITIONS,
+    body_incomplete,
     check_copy_conditions,
+    checked_length_bytes,
+    collected,
     copied_span,
+    is_replacing,
     object_headers,
     part_number,
+    precondition_failed,
     read_document,
+    tags_in_header,
 )
 from penstock.gateway.buckets.submitting import perform_on_loop
 from penstock.gateway.objects import Answer, S3Error, copy_source, not_implemented
@@ -44,6 +54,7 @@ from penstock.types import (
     Part,
     Put,
     PutPart,
+    strong_etag,
 )
 
 if TYPE_CHECKING:
@@ -53,10 +64,8 @@ if TYPE_CHECKING:
     from penstock.store.base import Store
     from penstock.types import ObjectInfo
 
-BODY_BYTES_MAX = 64 << 20
-"""Largest part that is held in memory, because a store takes each part whole; clients send 5 to 16 MiB."""
-
-_PART_BYTES = 16 << 20
+_HELD_BYTES_MAX = 16 << 20
+"""Largest body that is held in memory, because a store takes each part whole; a larger one is written to a file first."""
 
 
 def operations_for(store: Store) -> BucketOperations:
@@ -93,30 +102,42 @@ class StoreOperations(BucketOperations):
         store: The store.
     """
 
-    honoured: ClassVar[Mapping[str, Collection[str]]] = {
-        "put_object": ("if-none-match",),
-        "complete_multipart_upload": ("if-none-match",),
-    }
-
     def __init__(self, store: Store) -> None:
         self._store = store
+        conditions = WRITE_CONDITIONS if store.keeps_records else ("if-none-match",)
+        self.honoured = dict.fromkeys(("put_object", "complete_multipart_upload"), conditions)
 
     # ── objects ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put_object(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """PutObject: a large body goes to the store in parts, as it comes."""
-        object_headers(request.headers)  # refuses invalid headers
-        if_absent = _is_only_if_absent(request)
-        if body.length_bytes is None:
-            raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
-        if body.length_bytes <= _PART_BYTES:
-            data = await read_document(body, _PART_BYTES)
-            completion = await perform_on_loop(self._store, Put(request.key, data, if_absent))
+        kept, conditions = self._kept(request), _conditions(request)
+        length_bytes = checked_length_bytes(body)
+        if length_bytes <= _HELD_BYTES_MAX:
+            data = await read_document(body, _HELD_BYTES_MAX)
+            completion = await perform_on_loop(self._store, Put(request.key, data, **kept, **conditions))
             return Answer(200, _etag_header(completion.info))
-        return Answer(200, _etag_header(await self._put_in_parts(request.key, body, if_absent)))
+        info = await self._put_in_parts(CreateMultipart(request.key, **kept), body, conditions)
+        return Answer(200, _etag_header(info))
 
-    async def _put_in_parts(self, key: str, body: RequestBody, if_absent: bool) -> ObjectInfo | None:
-        upload_id = (await perform_on_loop(self._store, CreateMultipart(key))).value
+    def _kept(self, request: GatewayRequest) -> dict[str, Any]:
+        """Return what the store keeps of a request besides its bytes.
+
+        Raises:
+            S3Error: A header is not valid, or the request has tags, which the store cannot keep.
+        """
+        headers, tags = object_headers(request.headers), tags_in_header(request.headers)
+        if self._store.keeps_records:
+            return {"headers": headers, "tags": tags}
+        if tags:
+            raise not_implemented("tags, for this kind of upstream")
+        return {}
+
+    async def _put_in_parts(
+        self, create: CreateMultipart, body: RequestBody, conditions: Mapping[str, Any]
+    ) -> ObjectInfo | None:
+        key = create.key
+        upload_id = (await perform_on_loop(self._store, create)).value
         parts: list[Part] = []
         held = bytearray()
 
@@ -129,19 +150,26 @@ class StoreOperations(BucketOperations):
         try:
             async for piece in body:
                 held += piece
-                if len(held) >= _PART_BYTES:
+                if len(held) >= _HELD_BYTES_MAX:
                     await send()
             if held or not parts:
                 await send()
-            return (await perform_on_loop(self._store, CompleteMultipart(key, upload_id, tuple(parts), if_absent))).info
+            complete = CompleteMultipart(key, upload_id, tuple(parts), **conditions)
+            return (await perform_on_loop(self._store, complete)).info
         except BaseException:
             await perform_on_loop(self._store, AbortMultipart(key, upload_id))
             raise
 
     async def copy_object(self, request: GatewayRequest, _body: RequestBody) -> Answer:
-        """CopyObject, inside the store."""
+        """CopyObject, inside the store, with the headers and tags of the source or those of the request."""
         info = await self._source(request)
-        completion = await perform_on_loop(self._store, Copy(info.key, request.key, info.etag))
+        replaced = self._kept(request)
+        kept = {
+            name: replaced[name]
+            for name, directive in (("headers", "x-amz-metadata-directive"), ("tags", "x-amz-tagging-directive"))
+            if is_replacing(request.headers, directive) and name in replaced
+        }
+        completion = await perform_on_loop(self._store, Copy(info.key, request.key, info.etag, **kept))
         etag = completion.info.etag if completion.info is not None else None
         return document("CopyObjectResult", [("LastModified", timestamp(time.time())), ("ETag", etag or "")])
 
@@ -149,10 +177,18 @@ class StoreOperations(BucketOperations):
         source = copy_source(request.headers)
         if source.bucket != request.bucket:
             raise not_implemented("copying from another bucket or access point than the one that is written")
-        info = (await perform_on_loop(self._store, Head(source.key))).info
-        assert info is not None  # the contract of Head
+        info = await self._info(source.key)
         check_copy_conditions(request.headers, etag=info.etag or "", modified_s=info.last_modified_s or 0)
         return info
+
+    async def _info(self, key: str) -> ObjectInfo:
+        info = (await perform_on_loop(self._store, Head(key, headers=self._store.keeps_headers))).info
+        assert info is not None  # the contract of Head
+        return info
+
+    async def get_object_tagging(self, request: GatewayRequest, _body: RequestBody) -> Answer:
+        """GetObjectTagging."""
+        return tagging((await self._info(request.key)).tags)
 
     async def delete_object(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """DeleteObject; a missing object is no error."""
@@ -178,20 +214,24 @@ class StoreOperations(BucketOperations):
 
     async def create_multipart_upload(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """CreateMultipartUpload."""
-        object_headers(request.headers)
-        upload_id = (await perform_on_loop(self._store, CreateMultipart(request.key))).value
+        upload_id = (await perform_on_loop(self._store, CreateMultipart(request.key, **self._kept(request)))).value
         rows = [("Bucket", request.bucket), ("Key", request.key), ("UploadId", upload_id)]
         return document("InitiateMultipartUploadResult", rows)
 
     async def upload_part(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """UploadPart, which is held in memory."""
-        number = part_number(request)
-        if (body.length_bytes or 0) > BODY_BYTES_MAX:
-            message = f"Parts for this kind of upstream must not be larger than {BODY_BYTES_MAX} bytes."
-            raise S3Error("EntityTooLarge", message)
-        data = await read_document(body, BODY_BYTES_MAX)
-        operation = PutPart(request.key, request.query.get("uploadId", ""), number, data)
-        part: Part = (await perform_on_loop(self._store, operation)).value
+        """UploadPart: a large one is written to a file without a name first, of which the store gets a view."""
+        number, upload_id = part_number(request), request.query.get("uploadId", "")
+        length_bytes = checked_length_bytes(body)
+        if length_bytes <= _HELD_BYTES_MAX:
+            data = await read_document(body, _HELD_BYTES_MAX)
+            done = await perform_on_loop(self._store, PutPart(request.key, upload_id, number, data))
+        else:
+            with tempfile.TemporaryFile(prefix="penstock-part-") as file:
+                await _spooled(body, file, length_bytes)
+                # Not closed here: if the client leaves, the store's thread may still read it for a moment.
+                view = memoryview(mmap.mmap(file.fileno(), length_bytes, access=mmap.ACCESS_READ))
+                done = await perform_on_loop(self._store, PutPart(request.key, upload_id, number, view))
+        part: Part = done.value
         return Answer(200, {"ETag": part.etag})
 
     async def upload_part_copy(self, request: GatewayRequest, _body: RequestBody) -> Answer:
@@ -205,8 +245,8 @@ class StoreOperations(BucketOperations):
     async def complete_multipart_upload(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """CompleteMultipartUpload."""
         parts = [part._replace(etag=f'"{part.etag}"', checksums={}) for part in named_parts(await read_document(body))]
-        if_absent = _is_only_if_absent(request)
-        operation = CompleteMultipart(request.key, request.query.get("uploadId", ""), tuple(parts), if_absent)
+        upload_id = request.query.get("uploadId", "")
+        operation = CompleteMultipart(request.key, upload_id, tuple(parts), **_conditions(request))
         info = (await perform_on_loop(self._store, operation)).info
         return completed_upload(request, (info.etag if info is not None else "") or "")
 
@@ -220,8 +260,25 @@ def _etag_header(info: ObjectInfo | None) -> dict[str, str]:
     return {"ETag": info.etag} if info is not None and info.etag else {}
 
 
-def _is_only_if_absent(request: GatewayRequest) -> bool:
-    none_match = request.headers.get("If-None-Match")
+def _conditions(request: GatewayRequest) -> dict[str, Any]:
+    """Return the conditions of a write, as operations have them."""
+    none_match, match = request.headers.get("If-None-Match"), request.headers.get("If-Match")
     if none_match not in (None, "*"):
         raise not_implemented("If-None-Match with an ETag, for this kind of upstream")
-    return none_match == "*"
+    if match is not None and (match == "*" or "," in match):
+        raise not_implemented("If-Match with anything but one ETag, for this kind of upstream")
+    found: dict[str, Any] = {"if_absent": True} if none_match == "*" else {}
+    if match is not None:
+        found["if_match"] = strong_etag(match)
+        if found["if_match"] is None:  # a weak one matches nothing
+            raise precondition_failed("If-Match")
+    return found
+
+
+async def _spooled(body: RequestBody, file: IO[bytes], length_bytes: int) -> None:
+    """Write a body to a file, on threads; a few MiB of it are held."""
+    async for pieces in collected(body):
+        await asyncio.to_thread(file.writelines, pieces)
+    await asyncio.to_thread(file.flush)
+    if file.tell() != length_bytes:
+        raise body_incomplete()

@@ -186,7 +186,7 @@ class UpstreamBucket:
         if info.headers or not self.store.keeps_headers:
             return info
         found = await self._stat(info.key)
-        return info._replace(headers=found.headers) if same_version(found, info) else info
+        return info._replace(headers=found.headers, tags=found.tags) if same_version(found, info) else info
 
     async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page:
         """Return one page of the store's listing; see ``Bucket.list_objects``. Cost: one request."""

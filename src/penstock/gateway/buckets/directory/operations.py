@@ -7,9 +7,10 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from penstock.gateway.buckets.directory.bodies import BODY_BYTES_MAX, open_source, receive
+from penstock.gateway.buckets.directory.bodies import open_source, receive
 from penstock.gateway.buckets.directory.files import bucket_missing
 from penstock.gateway.buckets.directory.uploads import MultipartUpload, MultipartUploads
 from penstock.gateway.buckets.documents import (
@@ -24,9 +25,11 @@ from penstock.gateway.buckets.documents import (
     object_attributes,
     parsed,
     parsed_deletion,
+    tagging,
 )
 from penstock.gateway.buckets.operations import BucketOperations
 from penstock.gateway.buckets.requests import (
+    BODY_BYTES_MAX,
     DELETE_CONDITIONS,
     WRITE_CONDITIONS,
     check_copy_conditions,
@@ -35,6 +38,7 @@ from penstock.gateway.buckets.requests import (
     checked_tags,
     checksum_wanted,
     copied_span,
+    is_replacing,
     object_headers,
     part_number,
     read_document,
@@ -83,12 +87,14 @@ class DirectoryOperations(BucketOperations):
         uploads: The bucket's multipart uploads.
     """
 
-    honoured: ClassVar[Mapping[str, Collection[str]]] = {
-        "put_object": WRITE_CONDITIONS,
-        "copy_object": WRITE_CONDITIONS,
-        "complete_multipart_upload": WRITE_CONDITIONS,
-        "delete_object": DELETE_CONDITIONS,
-    }
+    honoured: Mapping[str, Collection[str]] = MappingProxyType(
+        {
+            "put_object": WRITE_CONDITIONS,
+            "copy_object": WRITE_CONDITIONS,
+            "complete_multipart_upload": WRITE_CONDITIONS,
+            "delete_object": DELETE_CONDITIONS,
+        }
+    )
 
     def __init__(
         self,
@@ -149,8 +155,8 @@ class DirectoryOperations(BucketOperations):
         """CopyObject, from this bucket or another one of the gateway."""
         headers = request.headers
         source = copy_source(headers)
-        is_replaced = _directive(headers, "x-amz-metadata-directive") == "REPLACE"
-        new_tags = tags_in_header(headers) if _directive(headers, "x-amz-tagging-directive") == "REPLACE" else None
+        is_replaced = is_replacing(headers, "x-amz-metadata-directive")
+        new_tags = tags_in_header(headers) if is_replacing(headers, "x-amz-tagging-directive") else None
         written = object_headers(headers)  # also refuses what is not done here
         algorithm, _ = checksum_wanted(headers)
         if (source.bucket, source.key) == (self._name, request.key) and not (
@@ -225,8 +231,7 @@ class DirectoryOperations(BucketOperations):
     async def get_object_tagging(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """GetObjectTagging."""
         stored = await self._threads.run(self._current, request.key)
-        tags = stored.record.tags if stored.record is not None else {}
-        return document("Tagging", [("TagSet", [("Tag", [("Key", name), ("Value", tags[name])]) for name in tags])])
+        return tagging(stored.record.tags if stored.record is not None else {})
 
     async def put_object_tagging(self, request: GatewayRequest, body: RequestBody) -> Answer:
         """PutObjectTagging."""
@@ -509,13 +514,6 @@ def checksum_headers(record: StoredRecord) -> dict[str, str]:
     """Return the checksums of what was written, as headers of the answer."""
     headers = {f"x-amz-checksum-{name}": value for name, value in record.checksums.items()}
     return {**headers, "x-amz-checksum-type": record.checksum_type} if headers else {}
-
-
-def _directive(headers: Mapping[str, str], name: str) -> str:
-    value = headers.get(name, "COPY").upper()
-    if value not in ("COPY", "REPLACE"):
-        raise invalid_argument(name, f"Unknown {name.removeprefix('x-amz-')}.", value)
-    return value
 
 
 def _part_row(part: StoredPart) -> list[tuple[str, object]]:
