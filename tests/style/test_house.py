@@ -207,7 +207,6 @@ TAKEN_APART = re.compile(
 )
 MAY_TAKE_APART = {
     "redaction.py": "it is the place",
-    "cli/doctor.py": "looks for the host, the port and the style of an endpoint, which has no secrets",
     "compose.py": "keeps the query with the key",
     "gateway/http/addressing.py": "takes the request line of a client apart, and drops its signature",
     "index/place.py": "looks at what describe() gave",
