@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.api import CheckpointException

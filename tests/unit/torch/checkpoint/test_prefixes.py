@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from penstock.errors import ConfigError
 from penstock.torch.checkpoint import BinaryPrefixes, HexPrefixes, RoundRobinPrefixes
 

@@ -25,13 +25,12 @@ import pytest
 import penstock as ps
 from penstock.config import MIB
 from penstock.errors import CheckpointError, ConfigError, ObjectExistsError, ObjectMissingError
-from penstock.torch.checkpoint import serialization as prefaulting
-from penstock.torch.checkpoint.serialization import Prefaulting
 
 torch = pytest.importorskip("torch")
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+
+from penstock.torch.checkpoint import serialization as prefaulting  # noqa: E402 - after the check
+from penstock.torch.checkpoint.serialization import Prefaulting  # noqa: E402
 
 
 def state() -> dict[str, Any]:
