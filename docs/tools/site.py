@@ -23,6 +23,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "development/contributing.md",
+    "SECURITY.md": "development/security-policy.md",
     "bench/README.md": "development/running-benchmarks.md",
     "bench/origin/README.md": "development/benchmark-server.md",
     "tests/README.md": "development/tests.md",
