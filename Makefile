@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip $(INSTALL)
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -168,6 +168,9 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 
 test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for PyTorch and penstock in its place, side by side, in an environment of its own
 	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q -n 2
+
+test-patience: $(VENV)/.ready  ## A store that comes back after 30 and 90 s under everything that uses one
+	$(BIN)/python -m pytest tests/integration/test_patience.py -q -m heavy
 
 test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 1, 2 and 4 ranks, at many random moments
 	$(BIN)/python -m pytest tests/integration/checkpoints -q -n 2 -m heavy

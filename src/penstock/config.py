@@ -164,11 +164,18 @@ class TransportConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """When a failed request is sent again.
+    """When a failed request is sent again, and for how long a store that does not answer is waited for.
+
+    Operations that may be repeated are sent again; the body of a client that the gateway passes on as a stream cannot be.
 
     Attributes:
-        attempts_max: Largest number of attempts, including the first.
-        total_s_max: Time after submission in which new attempts may start, in seconds.
+        attempts_max: Largest number of attempts, including the first, while the endpoint answers other requests: after
+            throttling (SlowDown, 429), broken bodies, wrong checksums, or errors that only this request gets. Attempts to
+            reach an endpoint that answers nobody do not count if it has answered this process before. 1 sends every operation
+            once, and waits for nothing.
+        total_s_max: Time after an operation's first failure in which it may be sent again, in seconds. An endpoint that has
+            answered this process before, and then refuses, resets, does not answer in time or answers with 500, 502, 503 or
+            504, is waited for that long. If it has never answered, no attempt starts after 4 s without a connection.
         backoff_s: Mean wait before the second attempt, in seconds. It doubles each time, with full jitter.
         backoff_s_max: Longest wait in seconds, even if the store asks for a longer one by ``Retry-After``.
     """
@@ -176,7 +183,7 @@ class RetryConfig:
     attempts_max: int = 5
     total_s_max: float = 120.0
     backoff_s: float = 0.1
-    backoff_s_max: float = 20.0
+    backoff_s_max: float = 10.0
 
     def __post_init__(self) -> None:
         check_whole("attempts_max", self.attempts_max, 1)

@@ -276,6 +276,8 @@ class ThrottledError(StoreError):
 class UnavailableError(StoreError, ConnectionError):
     """The store cannot be reached, or answered with a server error (5xx)."""
 
+    is_unconnected = False  # whether there was no connection, so that the request cannot be what is wrong
+
     HINT = "the store or the network failed; look for the request id in the store's logs"
     RETRYABLE = True
 

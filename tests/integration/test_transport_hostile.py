@@ -361,8 +361,8 @@ def test_what_fails_on_the_loop_ends_its_own_exchange(name: str, monkeypatch: py
         assert sink.wait(10).curl_error == DEFECT
 
 
-CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying._RetriedOperation._wait_s",
-             "retrying._RetriedOperation._remaining", "retrying._RetriedOperation._is_refused_resumption",
+CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying.RetriedOperation._wait_s",
+             "retrying.RetriedOperation._remaining", "retrying.RetriedOperation._is_refused_resumption",
              "hedged.Hedged.forget", "exchange.attempt_record", "s3._S3Exchange.resend_if_corrected"]  # fmt: skip
 
 

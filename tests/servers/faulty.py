@@ -70,6 +70,7 @@ class FaultyServer:
         tls: bool = False,
         page_keys_max: int = 1000,
         etags: str = "quoted",
+        port: int = 0,
     ) -> None:
         self.objects = Objects(objects or {})
         self.requests: list[Request] = []
@@ -85,6 +86,7 @@ class FaultyServer:
         self._attempts: Counter[tuple[object, ...]] = Counter()
         self._lock = threading.Lock()
         self._tls = tls
+        self._port = port
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.ca_bundle: str | None = None
         self._handlers: set[asyncio.Task[None]] = set()
@@ -95,7 +97,7 @@ class FaultyServer:
     def __enter__(self) -> Self:
         context = self._tls_context() if self._tls else None
         self._loop = asyncio.new_event_loop()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._listener = socket.create_server(("127.0.0.1", self._port), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._serve, sock=self._listener, ssl=context, limit=256 * 1024)

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from penstock.cli.options import CACHE, ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import print_message
+from penstock.config import RetryConfig
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
 from penstock.text.sizes import parse_seconds
@@ -260,7 +261,7 @@ def _config(
         url=path.rstrip("/") + "/" + names.prefix if names.prefix else path,
         directory=os.path.abspath(directory),  # noqa: PTH100 - a link stays as it is written
         connection={
-            **connection.options(),
+            **connection.options(retry_s=RetryConfig().total_s_max),
             "addressing": "path" if process.force_path_style else "auto",
             "cache": disk.chosen(),
         },

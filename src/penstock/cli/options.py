@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import typer
 
 from penstock.cli.completing import completed_url, completed_value, profiles
+from penstock.config import RetryConfig
 from penstock.errors import ConfigError
 from penstock.redaction import public_url
 
@@ -73,6 +74,9 @@ OptionGroup: TypeAlias = dict[str, tuple[Any, Any]]
 
 Given: TypeAlias = dict[str, Any]
 """Values of the options of an ``OptionGroup`` that were given, by their names."""
+
+RETRY_S = 60.0
+"""How long commands wait for a store that does not answer, but for those that serve a program: ``mount`` and ``run``."""
 
 AS_JSON = flag("Print JSON, one object per line.", names=("--json",))
 CACHE = option("PATH:SIZE", "Cache what is read on this node's disk, e.g. /nvme/penstock:200GB.")
@@ -139,10 +143,20 @@ class ConnectionGroup:
     region: str | None = option("NAME", "Region of the bucket; default: AWS_REGION, the profile.")
     profile: str | None = option("NAME", "Profile in ~/.aws/config; default: AWS_PROFILE.", values=profiles)
     anonymous: bool = flag("Do not sign requests, for public data.")
+    retry_s: float | None = option(
+        "SECONDS", "Time to wait for a store that stops answering; default: 60, for mount and run 120.", min=0
+    )
 
-    def options(self) -> ConnectionOptions:
-        """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take."""
-        return cast("ConnectionOptions", asdict(self))
+    def options(self, *, retry_s: float = RETRY_S) -> ConnectionOptions:
+        """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take.
+
+        Args:
+            retry_s: Time to wait for a store that stops answering, in seconds, if the user gives none.
+        """
+        options = asdict(self)
+        given_s = options.pop("retry_s")
+        options["retry"] = RetryConfig(total_s_max=retry_s if given_s is None else given_s)
+        return cast("ConnectionOptions", options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,19 @@ class ProgressReport:
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and self._has_bar:
             from rich.console import Console
-            from rich.progress import Progress, TextColumn
+            from rich.progress import Progress, ProgressColumn, TextColumn
+            from rich.text import Text
 
-            columns = [TextColumn("{task.description}"), *self.columns()]
+            from penstock.store.reachability import longest_wait_s
+
+            class WaitColumn(ProgressColumn):
+                """For how long the store has not answered."""
+
+                def render(self, _task: Any) -> Text:
+                    waited_s = longest_wait_s()
+                    return Text(f"the store does not answer: {waited_s:.0f} s" if waited_s else "")
+
+            columns = [TextColumn("{task.description}"), *self.columns(), WaitColumn()]
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("listing", total=None, rate="")
             self._bar.start()

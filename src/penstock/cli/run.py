@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.options import ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, one_line, print_message
+from penstock.config import RetryConfig
 from penstock.errors import ConfigError
 from penstock.text.json_text import parse_json
 from penstock.text.sizes import format_bytes
@@ -102,7 +103,7 @@ def run(
     report = RunReport()
     try:
         with report:
-            result = run_job(what, connection=connection.options(), progress=report)
+            result = run_job(what, connection=connection.options(retry_s=RetryConfig().total_s_max), progress=report)
     except ConfigError as error:
         if not isinstance(error.__cause__, FileNotFoundError | PermissionError):
             raise

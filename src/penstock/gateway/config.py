@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.config import GIB, KIB, MIB, is_variable
+from penstock.config import GIB, KIB, MIB, RetryConfig, is_variable
 from penstock.errors import ConfigError
 
 DAY_S = 86400
@@ -275,6 +275,11 @@ class SettingNames:
             setting: Path of the setting, such as ``tls_key``, ``limits.idle_s_max`` or ``access_points.NAME.region``.
         """
         return self.flags.get(setting) or (f"{self.file}: {setting}" if self.file else setting)
+
+
+UPSTREAM_RETRY = RetryConfig(total_s_max=15.0)
+"""For how long the gateway waits for an upstream that stops answering. Its client then hears 503 and asks again, before its own
+deadline for the first byte, which may be 20 s, is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

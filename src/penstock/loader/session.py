@@ -24,7 +24,7 @@ from penstock.loader.position import (
     feed_position,
 )
 from penstock.loader.state import LoaderState
-from penstock.loader.statistics import LiveLine, LoaderStatistics, Meter, cache_sums
+from penstock.loader.statistics import LiveLine, LoaderStatistics, Meter, store_sums
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.samples.transform import SampleTransform
 
@@ -199,11 +199,11 @@ class Session:
         for transform in self.transforms:
             for stage, count in transform.tolerance.counts().items():
                 dropped[stage] = dropped.get(stage, 0) + count
-        cached = cache_sums(self._finder.stores)
-        return self.meter.read(threads_count=self.options.threads_count, dropped=dropped, cached=cached)
+        of_stores = store_sums(self._finder.stores)
+        return self.meter.read(threads_count=self.options.threads_count, dropped=dropped, of_stores=of_stores)
 
     def _close_finder(self) -> None:
-        self.meter.add(cache_sums(self._finder.stores), {})
+        self.meter.add(store_sums(self._finder.stores), {})
         self._finder.close()
 
     def _draw(self, line: LiveLine, *, is_last: bool = False) -> None:

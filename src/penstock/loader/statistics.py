@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO, TypeAlias
 
+from penstock.store.retrying import Retrying
 from penstock.system.quantiles import Recent
 from penstock.text.html_text import table
 from penstock.text.sizes import format_bytes
@@ -84,6 +85,8 @@ class LoaderStatistics:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
 
+    unreachable_s: float = 0.0
+    """Seconds in which requests waited because a store did not answer; with ``processes=``, the mean of the workers."""
     cache_hit_count: int = 0
     """Number of blocks that were read from the cache of ``Loader(cache=)``."""
     cache_hit_bytes: int = 0
@@ -173,15 +176,22 @@ _OF_WORKERS = ("bytes", "decode_s", "parse_s", "saved_bytes", "skipped_bytes", "
 _OF_CACHE = ("hit_count", "hit_bytes", "miss_count", "fetched_bytes")
 
 
-def cache_sums(stores: Iterable[Store]) -> dict[str, int]:
-    """Sums of the counters of the caches around some stores in this process, by their names in ``LoaderStatistics``."""
-    sums = {f"cache_{name}": 0 for name in _OF_CACHE}
+def store_sums(stores: Iterable[Store]) -> dict[str, float]:
+    """Return the sums of the counters of some stores and their wrappers in this process, by their names in ``LoaderStatistics``."""
+    sums = {f"cache_{name}": 0.0 for name in _OF_CACHE}
+    unreachable_s: dict[object, float] = {}  # by endpoint, which several stores may share
     for store in stores:
         counts = getattr(store, "counts", None)  # a ``Cached`` store has them
         if counts is not None:
             for name in _OF_CACHE:
                 sums[f"cache_{name}"] += getattr(counts, name)
-    return sums
+        layer: Any = store
+        while layer is not None:
+            if isinstance(layer, Retrying):
+                before_s = unreachable_s.get(layer.reachability, 0.0)
+                unreachable_s[layer.reachability] = max(before_s, layer.unreachable_s)
+            layer = getattr(layer, "inner", None)
+    return {**sums, "unreachable_s": sum(unreachable_s.values())}
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -206,7 +216,8 @@ class Meter:
     stalls: Recent = field(default_factory=lambda: Recent(STALLS_KEPT))
     skipped_samples: int = 0
     skipped_bytes: int = 0
-    cache_hit_count: int = 0  # of worker processes, and of stores that were closed
+    unreachable_s: float = 0.0  # this and what follows: of worker processes, and of stores that were closed
+    cache_hit_count: int = 0
     cache_hit_bytes: int = 0
     cache_miss_count: int = 0
     cache_fetched_bytes: int = 0
@@ -247,17 +258,17 @@ class Meter:
         )
 
     def read(
-        self, *, threads_count: int, dropped: Mapping[str, int], cached: Mapping[str, int] | None = None
+        self, *, threads_count: int, dropped: Mapping[str, int], of_stores: Mapping[str, float] | None = None
     ) -> LoaderStatistics:
         """The statistics up to now.
 
         Args:
             threads_count: Number of decode threads.
             dropped: Number of samples that were left out, by stage.
-            cached: Counts of caches that are still open: ``cache_sums``.
+            of_stores: Counts of stores that are still open: ``store_sums``.
         """
         sums = {name: getattr(self, name) for name in self.__slots__ if name != "stalls"}
-        for name, count in (cached or {}).items():
+        for name, count in (of_stores or {}).items():
             sums[name] += count
         return LoaderStatistics(
             **sums,
@@ -298,6 +309,8 @@ _CONTENDED = (
     "for {own_ms:.1f} ms, and the threads ran for {threads_ms:.1f} ms after waiting for {waited_ms:.1f} ms; processes=1 moves "
     "them to a process of their own"
 )
+_UNREACHABLE_RATIO_MIN = 0.5
+"""Share of the loop's waits. If the store did not answer for so much of them, that is the cause, and no setting is."""
 _GAUGES = ("threads_count", "slots_count", "stall_p50_s", "stall_p99_s")
 _HELP = {
     "stall_s": "Seconds that the training loop waited for a batch.",
@@ -320,7 +333,7 @@ class Bottleneck:
     """The evidence: seconds that the training loop waited (``stalled``); seconds that the reader waited for the store,
     parsed, and waited for decoding or the training loop; seconds that all decode threads decoded; CPU seconds of the
     training loop (``step``) and of the loader's threads (``threads``), and how long these threads waited for their turn
-    (``contended``)."""
+    (``contended``); seconds in which the store did not answer (``unreachable``), if there were any."""
     hint: str
     """What to change."""
 
@@ -342,6 +355,11 @@ def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
         "threads": statistics.threads_cpu_s,
         "contended": statistics.threads_wait_s,
     }
+    if statistics.unreachable_s:
+        seconds["unreachable"] = statistics.unreachable_s
+    if part == "store" and statistics.unreachable_s >= _UNREACHABLE_RATIO_MIN * statistics.stall_s:
+        hint = f"the store was unreachable for {statistics.unreachable_s:.0f} s; the log says when, and why"
+        return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=hint)
     hint = _contended(statistics) if statistics.contends and part != "store" else _HINTS[part]
     return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=hint)
 
@@ -442,10 +460,12 @@ class LiveLine:
         hits = statistics.cache_hit_count - (then.cache_hit_count if then is not None else 0)
         misses = statistics.cache_miss_count - (then.cache_miss_count if then is not None else 0)
         cache = f"  cache {hits / (hits + misses):.0%}" if hits + misses else ""
+        waited_s = statistics.unreachable_s - (then.unreachable_s if then is not None else 0.0)
+        unreachable = f"  store unreachable for {waited_s:.0f} s" if waited_s else ""
         of = f"/{batches}" if batches is not None else ""
         text = (
             f"epoch {epoch}  batch {batch}{of}  {samples / spent_s:,.0f} samples/s  {size_bytes / spent_s / 1e6:,.1f} MB/s"
-            f"{cache}  stalled {min(stall_s / spent_s, 1):.0%}  {statistics.bottleneck}"
+            f"{cache}{unreachable}  stalled {min(stall_s / spent_s, 1):.0%}  {statistics.bottleneck}"
         )
         self._stream.write(f"\r{text}\x1b[K" if self._overwrites else f"{text}\n")
         self._stream.flush()

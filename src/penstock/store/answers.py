@@ -60,11 +60,26 @@ _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFIC
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
 _RANGES_IGNORED = "this server ignores Range; penstock cp and store.read(key) can read whole objects of it"
 _NO_DESCRIPTORS = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
-_HINTS = {
-    pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
-    pycurl.E_COULDNT_RESOLVE_PROXY: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
-    pycurl.E_COULDNT_CONNECT: "is the endpoint's address and port right, and is the server up?",
+_CONNECTING = {
+    pycurl.E_COULDNT_RESOLVE_HOST: (
+        "name not found: ",
+        "check the endpoint's host name, and that DNS works on this host",
+    ),
+    pycurl.E_COULDNT_RESOLVE_PROXY: ("name not found: ", "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"),
+    pycurl.E_COULDNT_CONNECT: ("", "is the endpoint's address and port right, and is the server up?"),
+    pycurl.E_OPERATION_TIMEDOUT: (
+        "no connection was made in time: ",
+        "are the endpoint's scheme, address and port right? A firewall may drop what is sent there, or a proxy be needed",
+    ),
+    pycurl.E_SSL_CONNECT_ERROR: (
+        "TLS failed: ",
+        "does the endpoint speak TLS on this port? If not, its URL begins with http://",
+    ),
 }
+"""Failures to make a connection by their codes: how the message begins, and the hint."""
+_PROXY_HINT = (
+    "requests go by a proxy: check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, or TransportConfig(proxy=...)"
+)
 
 
 _CONTENT_RANGE = re.compile(rb"bytes +([0-9]+)-([0-9]+)/([0-9]+)", re.IGNORECASE)
@@ -184,27 +199,29 @@ def transport_error(answer: HttpAnswer) -> StoreError:
         return CancelledOperationError("cancelled", retryable=False)
     if code in (LATE_FIRST_BYTE, LATE_BODY, LATE_TOTAL):
         return DeadlineError(reason)
-    if code == pycurl.E_OPERATION_TIMEDOUT:
-        return DeadlineError(f"no connection was made in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
         return ProtocolError("the body is longer than the range that was requested", hint=_RANGES_IGNORED)
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
         what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
         return ShortReadError(what)
-    if code in _TLS_CODES:
+    if code in _TLS_CODES and code != pycurl.E_SSL_CONNECT_ERROR:
         hint = "name the certificate authority in AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
-        return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
+        return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=False)
     if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in reason:
         code = _WEIRD_SERVER_REPLY
     if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
         return ProtocolError(f"not a URL that can be requested: {reason}", hint="check endpoint_url and bucket")
-    if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
-        return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
     if code in (_WEIRD_SERVER_REPLY, _TOO_LARGE):
         return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
     if any(words in reason for words in _NO_DESCRIPTORS):
         return UnavailableError(f"no connection: {reason}", hint=DESCRIPTORS_HINT)
-    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
+    if code not in _CONNECTING:
+        return UnavailableError(reason or f"libcurl error {code}")
+    what, hint = _CONNECTING[code]
+    kind = DeadlineError if code == pycurl.E_OPERATION_TIMEDOUT else UnavailableError
+    error = kind(f"{what}{reason}", hint=_PROXY_HINT if "proxy" in reason else hint)
+    error.is_unconnected = True
+    return error
 
 
 def is_throttled(status: int, code: str | None) -> bool:

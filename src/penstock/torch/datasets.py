@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 from multiprocessing.context import get_spawning_popen
@@ -18,6 +19,7 @@ from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.pipeline import Sequential
 from penstock.samples.transform import may_drop
+from penstock.store.reachability import ReachedEndpoints
 from penstock.system import forks
 from penstock.system.tracebacks import boundary
 from penstock.torch.batches import as_tensors
@@ -182,13 +184,19 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             mesh = options.pop("mesh", None)
             found = rank_and_world_size(options.get("rank"), options.get("world_size"), mesh=mesh)
             options["rank"], options["world_size"] = found
-        return {**self.__dict__, "_options": options, "_loader": None, "_current": None, "_pending": None}
+        own = {"_options": options, "_loader": None, "_current": None, "_pending": None}
+        return {**self.__dict__, **own, "_reached": ReachedEndpoints()}
 
     def _leave_parent(self) -> None:
         """Forget the parent's state, if this is a forked child."""
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._loader = self._current = self._pending = None
+
+    def _shared(self, make: Callable[[], bytes]) -> bytes:
+        """Return the listing that the first worker makes. Those of later epochs know from it that the store was reached."""
+        data: bytes = pickle.loads(self._listing.get(lambda: pickle.dumps((make(), ReachedEndpoints()))))[0]
+        return data
 
     def _index_of(self, options: LoaderArguments, state: dict[str, Any] | None) -> Literal["require", "stream"]:
         """Return how all workers read in all epochs: the mode of the state, or the one that the first worker finds."""
@@ -228,7 +236,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                     hint="num_workers=0, or a ps.Loader",
                 )
             options.pop("agree", None)  # it is a collective of ranks, and a worker is not a rank
-            options["share"] = self._listing.get
+            options["share"] = self._shared
             options["index"] = self._index_of(options, state)
             share_machine(worker.workers_count)
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
@@ -467,7 +475,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._opening = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opening": None}
+        return {**self.__dict__, "_opening": None, "_reached": ReachedEndpoints()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

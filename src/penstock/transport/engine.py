@@ -55,7 +55,7 @@ class Engine:
         """Start an exchange on one of the loops of its configuration; never blocks."""
         return self._loop(request.config, tls=request.url.startswith("https:")).submit(request)
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Run `call` on a loop's thread after `delay_s` seconds; for backoff and hedging."""
         with self._lock:
             loops = next(iter(self._loops.values()), None)

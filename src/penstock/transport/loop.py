@@ -52,7 +52,7 @@ class Timer:
     """A call in the future; ``cancel()`` may be called from any thread."""
 
     when_s: float
-    call: Callable[[], None]
+    call: Callable[[], object]
     cancelled: bool = False
 
     def cancel(self) -> None:
@@ -75,7 +75,7 @@ class WatchedDescriptor:
     on_readable: Callable[[], object]
     on_loop_end: Callable[[bool], object]
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Run `call` on the thread of the same loop after `delay_s` seconds."""
         return self._loop.call_later(delay_s, call)
 
@@ -137,7 +137,7 @@ class EventLoop:
         """Run `call` on the loop's thread."""
         self._enqueue(call)
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Run `call` on the loop's thread after `delay_s` seconds."""
         timer = Timer(time.monotonic() + delay_s, call)
         self._enqueue(lambda: heapq.heappush(self._timers, (timer.when_s, next(self._sequence), timer)))

@@ -541,7 +541,7 @@ def test_why_a_read_of_a_mount_failed(run: Callable[..., subprocess.CompletedPro
         server.fail("500", times=None, match=lambda request: request.key == "train/broken")
         server.fail("403", times=None, match=lambda request: request.key == "train/refused")
         done = run(
-            "--endpoint-url", server.endpoint_url, "--anonymous", "-c", "train=s3://bucket/train/,mode=fastfile",
+            "--endpoint-url", server.endpoint_url, "--anonymous", "--retry-s", "0", "-c", "train=s3://bucket/train/,mode=fastfile",
             "--", sys.executable, "-c", program,
         )  # fmt: skip
     assert done.returncode == 3

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.server, pytest.mark.torch, pytest.mark.filterwarnings(
 SCENARIO = Path(__file__).parent / "dcp_scenario.py"
 QUICK: dict[str, Any] = {
     "transport": TransportConfig(connect_s_max=2, first_byte_s_max=1, stall_s_max=1),
-    "retry": RetryConfig(attempts_max=2, backoff_s=0.01, backoff_s_max=0.02),
+    "retry": RetryConfig(attempts_max=2, total_s_max=0.2, backoff_s=0.01, backoff_s_max=0.02),
 }
 
 

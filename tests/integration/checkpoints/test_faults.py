@@ -29,7 +29,7 @@ def options_of(server: FaultyServer) -> dict[str, Any]:
     return {
         "endpoint_url": server.endpoint_url,
         "anonymous": True,
-        "retry": RetryConfig(attempts_max=2, backoff_s=0.001, backoff_s_max=0.002),
+        "retry": RetryConfig(attempts_max=2, total_s_max=0.2, backoff_s=0.001, backoff_s_max=0.002),
     }
 
 

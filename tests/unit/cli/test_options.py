@@ -15,6 +15,7 @@ from penstock.cli.options import (
     flag,
     option,
 )
+from penstock.config import RetryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,13 @@ def test_a_group_becomes_its_options() -> None:
     assert command.__doc__ == "Help."
     command(name="a", before=True, width=1, height=3, after=False)
     assert called == [("a", True, SizeGroup(width=1, height=3), False)]
+
+
+def test_how_long_commands_wait_for_a_store() -> None:
+    """A minute, unless the command serves a program or the user says how long."""
+    assert ConnectionGroup().options()["retry"] == RetryConfig(total_s_max=60)
+    assert ConnectionGroup().options(retry_s=120)["retry"] == RetryConfig()
+    assert ConnectionGroup(retry_s=7.5).options(retry_s=120)["retry"] == RetryConfig(total_s_max=7.5)
 
 
 def test_options_of_the_source_replace_those_of_the_target() -> None:

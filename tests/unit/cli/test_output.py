@@ -18,8 +18,10 @@ import penstock as ps
 from penstock import cli
 from penstock.cli.app import run
 from penstock.cli.cp import CopyReport
+from penstock.cli.output import ProgressReport
 from penstock.redaction import printable
 from penstock.store.memory import MemoryStore
+from penstock.store.reachability import reachability
 
 EVIL = "d/\x1b]0;owned\x07\x1b[5;45m\u202e\x9b2J\nfake line.tar"
 
@@ -144,3 +146,20 @@ def _slowed(progressed: Callable[..., None]) -> Callable[..., None]:
         progressed(report, size_bytes)
 
     return slow
+
+
+def test_a_bar_says_for_how_long_the_store_has_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command's bar has it, and only while something waits."""
+    record = reachability("http://127.0.0.1:1")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "200")
+        for since_s in (None, time.monotonic() - 12.2):
+            monkeypatch.setattr(record, "since_s", since_s)
+            with ProgressReport(as_json=False):
+                pass
+            text = os.read(ours, 1 << 16).decode()
+            assert ("the store does not answer: 12 s" in text) is (since_s is not None), text
+    os.close(ours)

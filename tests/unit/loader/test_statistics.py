@@ -89,6 +89,22 @@ def test_a_loop_that_contends_is_told_so_with_its_milliseconds() -> None:
         assert text in found.hint
 
 
+def test_a_store_that_did_not_answer_is_the_bottleneck() -> None:
+    """The seconds are among the evidence, in the hint if they are most of the waits, and in the live line."""
+    meter = Meter()
+    meter.elapsed_s, meter.stall_s, meter.store_s = 100.0, 50.0, 50.0
+    done = meter.read(threads_count=1, dropped={}, of_stores={"unreachable_s": 40.0})
+    found = bottleneck_of(done)
+    assert "the store was unreachable for 40 s" in found.hint
+    assert found.seconds["unreachable"] == 40
+    meter.unreachable_s = 20.0
+    found = bottleneck_of(meter.read(threads_count=1, dropped={}))
+    assert (found.seconds["unreachable"], "unreachable" in found.hint) == (20, False)
+    line = LiveLine(stream := io.StringIO())
+    line.draw(done, epoch=0, batch=1, batches=None, now_s=line._drawn_s + 1)
+    assert "store unreachable for 40 s" in stream.getvalue()
+
+
 def test_the_loop_and_the_threads_are_measured(tmp_path: Path) -> None:
     """What a loop computes between batches is its own, what reading and decoding run is the threads'."""
     write_counted(tmp_path, (40,))

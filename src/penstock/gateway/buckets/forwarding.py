@@ -28,6 +28,7 @@ from penstock.gateway.buckets.documents import completed_upload, default_setting
 from penstock.gateway.buckets.operations import OPERATIONS, BucketOperations, operation_named, setting_named
 from penstock.gateway.buckets.requests import content_encoding, read_document, refuse_shared_access
 from penstock.gateway.buckets.submitting import perform_on_loop
+from penstock.gateway.config import UPSTREAM_RETRY
 from penstock.gateway.objects import Answer, S3Error, access_denied, copy_source, not_implemented
 from penstock.gateway.s3_text import escaped, url_encoded
 from penstock.redaction import public_url
@@ -126,7 +127,7 @@ class ForwardedOperations(BucketOperations):
         )
         # Of its own, because a client that sends slowly must hold no permit that readers wait for.
         own = S3Store(store.endpoint, provider=store.provider, transport=patient, options=store.options)
-        self._store = Retrying(own, attempts_max=_ATTEMPTS_MAX)
+        self._store = Retrying(own, config=UPSTREAM_RETRY, attempts_max=_ATTEMPTS_MAX)
         self._note_written = note_written
         self._is_region_known = False
 

@@ -65,6 +65,9 @@ _WITHOUT_LENGTH = (204, 304)
 _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+RETRY_AFTER_S = "5"
+"""When a client may ask again for what the upstream did not give, in seconds."""
+
 _CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
     (BucketMissingError, "NoSuchBucket", "The specified bucket does not exist"),
     (ObjectMissingError, "NoSuchKey", "The specified key does not exist."),
@@ -194,6 +197,8 @@ class ClientExchange:
     async def refuse(self, error: S3Error) -> None:
         """Send an error document; a HEAD gets its status and headers."""
         headers = {"Content-Type": XML_TYPE, **error.headers}
+        if error.status in (503, 504):
+            headers.setdefault("Retry-After", RETRY_AFTER_S)
         if self.request.method == "HEAD" or error.status in (204, 304):
             self.begin(error.status, headers, length_bytes=0)
             await self.end()

@@ -28,7 +28,7 @@ from penstock.gateway.buckets.known_objects import BodyCache
 from penstock.gateway.buckets.store_operations import operations_for
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
-from penstock.gateway.config import GatewayLimits, WebhookServiceConfig
+from penstock.gateway.config import UPSTREAM_RETRY, GatewayLimits, WebhookServiceConfig
 from penstock.gateway.http.front import Front
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.objects import S3Error
@@ -147,7 +147,11 @@ class Assembly:
     async def _start_transforms(self, points: list[AccessPoint], sources: Mapping[str, UpstreamBucket]) -> None:
         internal = self._internal = InternalFront(self._order.internal_key)
         storage = await asyncio.to_thread(open_storage, cache_config(self._config))
-        derived = connect(self._config.results, **self._config.results_options) if self._config.results else None
+        derived = (
+            connect(self._config.results, retry=UPSTREAM_RETRY, **self._config.results_options)
+            if self._config.results
+            else None
+        )
         results = self.results = Results(storage, metrics=self._metrics, derived_store=derived)
         for point in points:
             source = sources[point.name]
@@ -296,7 +300,7 @@ def open_store(point: AccessPoint, config: GatewayConfig) -> Store:
     Raises:
         ConfigError: The URL or an option is not valid.
     """
-    options: dict[str, Any] = dict(point.upstream_options)
+    options: dict[str, Any] = {"retry": UPSTREAM_RETRY, **point.upstream_options}
     cache = cache_config(config)
     if cache is not None:  # what one profile may read must not be known to access points with another one
         who = {name: options[name] for name in _IDENTITIES if options.get(name)}

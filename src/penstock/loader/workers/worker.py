@@ -23,7 +23,7 @@ from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder, w
 from penstock.loader.batches.threads import Delivery, OpenBatch, ThreadBackend
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
-from penstock.loader.statistics import cache_sums
+from penstock.loader.statistics import store_sums
 from penstock.loader.workers.messages import (
     AddSlot,
     DroppedSample,
@@ -332,7 +332,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
     stores = {
         id(shard.store): shard.store for source in job.input.read_plan.sources for shard in source.shards
     }.values()
-    cached = cache_sums(stores)
+    stored_before = store_sums(stores)
     dropped: deque[DroppedSample] = deque()
     transforms: list[Any] = []
     for source, leaf in enumerate(job.pipeline.flat().leaves):
@@ -344,7 +344,8 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
 
     def send(delivery: Delivery) -> None:
         sums = {name: value - counted_before[name] for name, value in meter.sums().items()}
-        sums |= {name: value - cached[name] for name, value in cache_sums(stores).items()}
+        sums |= {name: value - stored_before[name] for name, value in store_sums(stores).items()}
+        sums["unreachable_s"] /= job.workers_count  # all workers wait at the same time
         index = next(numbers)
         labels, names, columns, buffers = _packed_columns(delivery)
         size_bytes = sum(column.size_bytes for column in columns)
