@@ -177,7 +177,7 @@ _OF_CACHE = ("hit_count", "hit_bytes", "miss_count", "fetched_bytes")
 
 
 def store_sums(stores: Iterable[Store]) -> dict[str, float]:
-    """Return the sums of the counters of some stores and their wrappers in this process, by their names in ``LoaderStatistics``."""
+    """Return the sums of what some stores counted in this process, by their names in ``LoaderStatistics``."""
     sums = {f"cache_{name}": 0.0 for name in _OF_CACHE}
     unreachable_s: dict[object, float] = {}  # by endpoint, which several stores may share
     for store in stores:
