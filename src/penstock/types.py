@@ -461,25 +461,25 @@ class Landing:
         buffer: A bytearray, or a writable memoryview of uint8.
         start: Offset of the first byte in `buffer`.
         end: Offset after the last byte in `buffer`.
-        position: Offset of the next byte in `buffer`. A broken transfer leaves it as it is, so that the rest of the body
+        offset: Offset of the next byte in `buffer`. A broken transfer leaves it as it is, so that the rest of the body
             can be fetched into the same place.
         direct: An mmap of the same memory that nobody else writes to meanwhile, or None. A store may use its ``write`` and
             its file offset instead of `buffer`.
     """
 
-    __slots__ = ("buffer", "direct", "end", "position", "start")
+    __slots__ = ("buffer", "direct", "end", "offset", "start")
 
     def __init__(self, buffer: Any, start: int, end: int, *, direct: Any = None) -> None:
         self.buffer = buffer
         self.start = start
         self.end = end
-        self.position = start
+        self.offset = start
         self.direct = direct
 
     @property
     def view(self) -> memoryview:
-        """The bytes that have arrived: uint8[position - start]."""
-        return memoryview(self.buffer)[self.start : self.position]
+        """The bytes that have arrived: uint8[offset - start]."""
+        return memoryview(self.buffer)[self.start : self.offset]
 
     @property
     def length_bytes(self) -> int:
@@ -487,15 +487,15 @@ class Landing:
         return self.end - self.start
 
     def append(self, piece: Buffer) -> None:
-        """Copy bytes to ``position``, which moves behind them.
+        """Copy bytes to ``offset``, which moves behind them.
 
         Raises:
             OverflowError: There are more than fit; those that fit were copied.
         """
-        fitting = memoryview(piece)[: self.end - self.position]
-        end = self.position + len(fitting)
-        memoryview(self.buffer)[self.position : end] = fitting
-        self.position = end
+        fitting = memoryview(piece)[: self.end - self.offset]
+        end = self.offset + len(fitting)
+        memoryview(self.buffer)[self.offset : end] = fitting
+        self.offset = end
         if len(fitting) < len(piece):
             raise OverflowError(f"the body is longer than its {self.length_bytes} bytes")
 
@@ -514,15 +514,15 @@ class GrowingLanding(Landing):
         self._reserve = reserve
 
     def append(self, piece: Buffer) -> None:
-        """Add bytes at ``position``. Bytes after it, which an earlier attempt left, are dropped.
+        """Add bytes at ``offset``. Bytes after it, which an earlier attempt left, are dropped.
 
         Raises:
             StoreError: The body must not become so long.
         """
-        end = self.position + len(piece)
+        end = self.offset + len(piece)
         self._reserve(end)
-        self.buffer[self.position :] = piece
-        self.position = end
+        self.buffer[self.offset :] = piece
+        self.offset = end
 
 
 class Completion:
@@ -555,7 +555,7 @@ class Completion:
     def received_bytes(self) -> int:
         """Length of ``body`` in bytes."""
         landing = self.landing
-        return landing.position - landing.start if landing is not None else 0
+        return landing.offset - landing.start if landing is not None else 0
 
     @property
     def body(self) -> memoryview:
@@ -567,8 +567,8 @@ class Sink(Protocol):
     """Receives the answer to an operation. Its methods run on an engine thread, so they must return soon.
 
     Attributes:
-        landing: The destination of the body of a ``Get``, if it is known beforehand: ``position`` is the place of the
-            first byte, and ``end - position`` the requested length. A store may then skip ``head``. When the operation
+        landing: The destination of the body of a ``Get``, if it is known beforehand: ``offset`` is the place of the
+            first byte, and ``end - offset`` the requested length. A store may then skip ``head``. When the operation
             succeeds, ``completion.landing`` is this landing and contains the body, even if the body first arrived elsewhere.
 
     A sink may also have the attribute ``leaves_body_alone``. If it is true, nobody changes the body after ``done``,

@@ -396,10 +396,10 @@ def test_an_overlong_body_never_leaves_its_landing(server: FaultyServer, direct:
         landing = Landing(buffer, 4096, 4096 + size, direct=buffer if direct else None)
         answer, _ = ask(url(server, "big"), landing=landing)
         assert answer.curl_error in (OVERLONG, 63, 23)
-        assert landing.position <= landing.end
+        assert landing.offset <= landing.end
         assert buffer[:4096] == bytes(4096)
         assert buffer[4096 + size :] == bytes(4096)
-        assert server.objects["big"].startswith(buffer[4096 : landing.position])
+        assert server.objects["big"].startswith(buffer[4096 : landing.offset])
 
 
 @pytest.mark.parametrize("sent_bytes", [100, 3000])
@@ -409,7 +409,7 @@ def test_an_overlong_body_that_breaks_is_broken(sent_bytes: int) -> None:
         landing = Landing(bytearray(2000), 0, 2000)
         answer, _ = ask(server.url, landing=landing)
     assert answer.curl_error == (OVERLONG if sent_bytes >= 2000 else pycurl.E_PARTIAL_FILE)
-    assert landing.position == min(sent_bytes, 2000)
+    assert landing.offset == min(sent_bytes, 2000)
 
 
 def test_an_error_document_never_becomes_the_body(server: FaultyServer) -> None:
@@ -421,7 +421,7 @@ def test_an_error_document_never_becomes_the_body(server: FaultyServer) -> None:
         answer, body = ask(url(server, "big"), landing=landing)
         assert answer.status == 503
         assert b"SlowDown" in answer.error_body
-        assert (body, landing.position) == (b"", 0)
+        assert (body, landing.offset) == (b"", 0)
 
 
 def test_bodies_are_sent_whole(server: FaultyServer) -> None:

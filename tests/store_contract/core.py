@@ -106,7 +106,7 @@ class CoreContract(Capabilities):
         raise_error(completion)
         assert completion.landing is sink.given
         assert completion.landing is not None
-        assert completion.landing.position == 91_000
+        assert completion.landing.offset == 91_000
         assert buffer[1000:91_000] == data[10:90_010]
         assert set(buffer[:1000]) | set(buffer[91_000:]) == {ord("#")}
 
@@ -123,8 +123,8 @@ class CoreContract(Capabilities):
         completion = sink.wait()
         raise_error(completion)
         assert completion.landing is landing
-        assert landing.position == 1000 + len(wanted)
-        assert buffer[1000 : landing.position] == completion.body == wanted
+        assert landing.offset == 1000 + len(wanted)
+        assert buffer[1000 : landing.offset] == completion.body == wanted
         assert set(buffer[:1000]) | set(buffer[landing.end :]) == {ord("#")}
 
     @pytest.mark.parametrize("beforehand", [False, True])

@@ -70,9 +70,9 @@ class _First:
         except IndexError:
             return
         if (landing := sink.landing) is not None:
-            view = memoryview(landing.buffer)[landing.position : landing.end]
+            view = memoryview(landing.buffer)[landing.offset : landing.end]
             view[:] = b"\xee" * len(view)
-            landing.position += len(view)
+            landing.offset += len(view)
         sink.done(Completion(operation, error=CancelledOperationError("cancelled")))
 
 
@@ -107,7 +107,7 @@ class HedgingContract(Capabilities):
             completion = sink.wait()
             raise_error(completion)
             assert completion.landing is landing
-            assert landing.position == 1000 + length
+            assert landing.offset == 1000 + length
             start = span.start if span is not None else 0
             assert buffer[1000 : 1000 + length] == data[start : start + length]
             assert set(buffer[:1000]) | set(buffer[landing.end :]) == {ord("#")}

@@ -197,8 +197,8 @@ class CachedRead:
             if landing is None:
                 landing = Landing(small_buffer(span.length_bytes), 0, span.length_bytes)
             self.landing = landing
-            end = min(landing.end, landing.position + span.length_bytes)
-            self.view = memoryview(landing.buffer)[landing.position : end]
+            end = min(landing.end, landing.offset + span.length_bytes)
+            self.view = memoryview(landing.buffer)[landing.offset : end]
             self.wanted = ByteRange(span.start, span.start + len(self.view))
             completion.span, completion.landing = span, landing
             if self.view:
@@ -361,7 +361,7 @@ class CachedRead:
         landed_bytes = 0
         if completion.error is None and landing is not None:
             landed_bytes = len(self.view)
-            landing.position += landed_bytes
+            landing.offset += landed_bytes
             completion.verified = self.verified
         completion.attempts = (*self._attempts, self._own_attempt(landed_bytes))
         self.end(completion)
@@ -465,7 +465,7 @@ class BlockFetch(InnerRequest):
         self._check_version(info)
         landing = self.landing
         assert landing is not None
-        landing.position = landing.start
+        landing.offset = landing.start
         return landing
 
     def done(self, completion: Completion) -> None:
@@ -717,7 +717,7 @@ def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:
     wanted, outer = read.wanted, read.landing
     assert outer is not None
     if wanted.start <= span.start and span.end <= wanted.end:
-        offset = outer.position + span.start - wanted.start
+        offset = outer.offset + span.start - wanted.start
         direct: Any = (
             outer.direct if span == wanted else None
         )  # its file has one position, so it serves only one request

@@ -203,7 +203,7 @@ class Piece:
         self.owner.on_head(self, info)
         landing = self.landing
         if landing is not None:
-            landing.position = landing.start
+            landing.offset = landing.start
         return landing
 
     def done(self, completion: Completion) -> None:

@@ -246,7 +246,7 @@ class SingleRead:
             if size_bytes >= POOLED_BYTES_MIN:
                 self._landings.take_buffer(part, size_bytes, force=True)
         if part.landing is not None:
-            part.landing.position = part.landing.start
+            part.landing.offset = part.landing.start
         return part.landing
 
     def _hand_over(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:

@@ -341,7 +341,7 @@ class LandingAllocator:
             return  # it was copied before
         body = completion.body
         first.landing = Landing(read.buffer.view, 0, len(body))
-        first.landing.position = len(body)
+        first.landing.offset = len(body)
         read.buffer.view[: len(body)] = body
         completion.landing = first.landing
         first.buffer = None

@@ -544,7 +544,7 @@ class RequestScheduler:
             if part.landing is None and part.buffer is not None:
                 self._landings.land(part)
             if part.landing is not None:
-                part.landing.position = part.landing.start
+                part.landing.offset = part.landing.start
             return part.landing
 
     def _place_unknown(self, part: PartRequest, span: ByteRange) -> Landing | None:

@@ -68,7 +68,7 @@ class ShardRecorder:
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"
         self._in_head = FORMATS[format_name].head is not None  # no sample has come yet, and the head belongs to none
-        self._position = 0  # offset in the shard of the byte after the last chunk
+        self._offset = 0  # offset in the shard of the byte after the last chunk
         self._tail = b""  # bytes before it that the checksum does not cover yet
         self._first = 0  # start of the first extent
         self._crc = 0  # checksum of the current extent so far
@@ -89,7 +89,7 @@ class ShardRecorder:
             self._note_members(samples)
         view = memoryview(data)
         at = 0  # offset in the view of the first byte that no checksum covers
-        position, ends, crcs = self._position, self._ends, self._crcs
+        offset, ends, crcs = self._offset, self._ends, self._crcs
         for sample in samples:
             if sample.size_bytes is None:
                 self._has_offsets = self._has_crc = False
@@ -98,7 +98,7 @@ class ShardRecorder:
                 at = self._drop_head(sample.offset_bytes)
             end = sample.offset_bytes + sample.size_bytes
             ends.append(end)
-            end -= position
+            end -= offset
             if end <= 0:
                 crcs.append(self._cut_tail(len(self._tail) + end))
                 continue
@@ -109,7 +109,7 @@ class ShardRecorder:
             self._crc = 0
             at = end
         self._keep_tail(view[at:])
-        self._position += len(view)
+        self._offset += len(view)
 
     def finish(self, samples: Sequence[Sample] = (), *, decided: str | None = None) -> ShardIndex:
         """Return the index of the shard after its last byte.
@@ -122,9 +122,9 @@ class ShardRecorder:
             ConfigError: Not all bytes of the shard were fed.
         """
         self.feed(b"", samples)
-        if self._has_offsets and self._position != self._shard.size_bytes:
+        if self._has_offsets and self._offset != self._shard.size_bytes:
             raise ConfigError(
-                f"{self._position} of {self._shard.size_bytes} bytes of {self._shard.key} were recorded",
+                f"{self._offset} of {self._shard.size_bytes} bytes of {self._shard.key} were recorded",
                 hint="feed the whole shard to the recorder, or discard the recorder",
             )
         shard = self._shard
@@ -151,9 +151,9 @@ class ShardRecorder:
         """Start the first extent at `first`; return its offset in the chunk, or 0 if it lies before."""
         self._in_head = False
         self._first = first
-        tail_start = self._position - len(self._tail)
+        tail_start = self._offset - len(self._tail)
         self._tail = self._tail[max(0, first - tail_start) :]
-        return max(0, first - self._position)
+        return max(0, first - self._offset)
 
     def _cut_tail(self, length: int) -> int:
         """Return the checksum of the extent that ends after `length` bytes of the tail; the rest begins the next extent."""

@@ -83,7 +83,7 @@ class LandingFile:
 
 
 class FileLanding(Landing):
-    """The destination of a body in a file. ``start``, ``end`` and ``position`` are offsets in the file.
+    """The destination of a body in a file. ``start``, ``end`` and ``offset`` are offsets in the file.
 
     ``buffer`` is missing: bytes to write go through ``append``, or moves to ``file`` inside the kernel.
 
@@ -97,31 +97,31 @@ class FileLanding(Landing):
 
     def __init__(self, file: LandingFile, start: int, end: int) -> None:
         self.file = file
-        self.start = self.position = start
+        self.start = self.offset = start
         self.end = end
         self.direct = None
 
     @property
     def view(self) -> memoryview:
-        """The bytes that have arrived, read from the file: uint8[position - start], read-only.
+        """The bytes that have arrived, read from the file: uint8[offset - start], read-only.
 
         Cost: 10 µs; reading them costs page faults.
         """
-        if self.position == self.start:
+        if self.offset == self.start:
             return memoryview(b"")
         begin = self.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self.file.fd, self.position - begin, access=mmap.ACCESS_READ, offset=begin)
+        mapped = mmap.mmap(self.file.fd, self.offset - begin, access=mmap.ACCESS_READ, offset=begin)
         return memoryview(mapped)[self.start - begin :]
 
     def append(self, piece: Buffer) -> None:
-        """Write bytes at ``position``; see ``Landing.append``.
+        """Write bytes at ``offset``; see ``Landing.append``.
 
         Raises:
             OverflowError: There are more than fit; those that fit were written.
             LandingFileError: The system failed, for example because the disk is full.
         """
-        fitting = memoryview(piece)[: self.end - self.position]
-        self.file.write(fitting, self.position)
-        self.position += len(fitting)
+        fitting = memoryview(piece)[: self.end - self.offset]
+        self.file.write(fitting, self.offset)
+        self.offset += len(fitting)
         if len(fitting) < len(piece):
             raise OverflowError(f"the body is longer than its {self.length_bytes} bytes")

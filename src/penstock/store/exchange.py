@@ -211,7 +211,7 @@ class Exchange(Resent, ABC, Generic[StoreT]):
             try:
                 completion.verified = verify(self.info.checksums, landing.view)
             except StoreError:
-                landing.position = landing.start
+                landing.offset = landing.start
                 raise
 
     def _explained(self, error: StoreError, answer: HttpAnswer) -> StoreError:

@@ -97,14 +97,14 @@ class _Half(Relay):
         self.whole = self.sink.head(info, span)
         if self.whole is None:
             self.whole = Landing(bytearray(span.length_bytes), 0, span.length_bytes)
-        half = Landing(self.whole.buffer, self.whole.position, (self.whole.position + self.whole.end + 1) // 2)
+        half = Landing(self.whole.buffer, self.whole.offset, (self.whole.offset + self.whole.end + 1) // 2)
         return half if half.length_bytes else self.whole
 
     def done(self, completion: Completion) -> None:
         if completion.error is None and self.whole is not None:
             if completion.landing is not None:
-                self.whole.position = completion.landing.position
+                self.whole.offset = completion.landing.offset
             completion.landing = self.whole
-            received = self.whole.position - self.whole.start
+            received = self.whole.offset - self.whole.start
             completion.error = ShortReadError(f"the connection ended after {received} bytes of body, on purpose")
         self.sink.done(completion)

@@ -122,7 +122,7 @@ class FsspecStore(ThreadedStore[dict[int, bytes]]):
         if self._info(operation.key).etag != info.etag:
             raise ObjectChangedError("the file changed while it was being read", status=412)
         view[:] = body
-        landing.position += len(body)
+        landing.offset += len(body)
 
     def _head(self, operation: Head) -> ObjectInfo:
         return self._info(operation.key)

@@ -174,7 +174,7 @@ class HedgedOperation(Relay):
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
-        self.start = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
+        self.start = sink.landing.offset if sink.landing is not None else 0  # where the body's first byte belongs
         self.first: Transfer | None = None
         self.second: Transfer | SecondRequest | None = None
         self.first_done: Completion | None = None
@@ -305,7 +305,7 @@ class HedgedOperation(Relay):
     def _move(self, completion: Completion, landing: Landing) -> None:
         """Copy the received part of the second request's body to the caller's landing, where nothing else writes any more."""
         body = completion.body[: landing.end - self.start]
-        landing.position = self.start
+        landing.offset = self.start
         try:
             landing.append(body)
         except StoreError as error:

@@ -149,7 +149,7 @@ class WaitingSink:
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Let the body go to the landing given at construction."""
         if self.landing is not None:
-            self.landing.position = self.landing.start
+            self.landing.offset = self.landing.start
         return self.landing
 
     def done(self, completion: Completion) -> None:

@@ -175,7 +175,7 @@ class LocalStore(ThreadedStore["_Upload"]):
                         raise ObjectChangedError(f"the file shrank from {info.size_bytes} to {now.size_bytes} bytes")
                     raise ShortReadError(f"the file ends after {span.start + done} of {info.size_bytes} bytes")
                 done += count
-                landing.position += count
+                landing.offset += count
 
     def perform(self, job: BlockingJob) -> None:
         """Perform ``job.operation``; a HEAD that names the version by a lasting ETag is answered with that."""

@@ -136,7 +136,7 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
         landing, view = job.land(info, span)
         job.check()
         view[:] = memoryview(found.data)[span.start : span.start + len(view)]
-        landing.position += len(view)
+        landing.offset += len(view)
 
     def _head(self, operation: Head) -> ObjectInfo:
         with self._bucket.lock:

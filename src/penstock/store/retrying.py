@@ -189,7 +189,7 @@ class RetriedOperation(Resent, Relay):
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
-        self.begin = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
+        self.begin = sink.landing.offset if sink.landing is not None else 0  # where the body's first byte belongs
         self.transfers: list[Transfer] = []
         self.cancelled = False
         self.tries_count = 0
@@ -226,7 +226,7 @@ class RetriedOperation(Resent, Relay):
         if self.target is None:
             self.info, self.span = info, span
             self.target = self.sink.head(info, span)
-            self.begin = self.target.position if self.target is not None else 0
+            self.begin = self.target.offset if self.target is not None else 0
         reach = self.owner.reachability
         if reach is not None and reach.probe is self:  # its body may be long; the others need not wait for its end
             reach.answered(self, 0.0)
@@ -384,11 +384,11 @@ class RetriedOperation(Resent, Relay):
         self.resuming = False
         if not isinstance(operation, Get) or target is None or info is None or span is None:
             if self.landing is not None:
-                self.landing.position = self.begin
+                self.landing.offset = self.begin
             return operation
-        received_bytes = target.position - self.begin
+        received_bytes = target.offset - self.begin
         if received_bytes == 0 or info.etag is None or self.unsound or self.ranges_refused:
-            target.position = self.begin
+            target.offset = self.begin
             if info.etag is None:  # nothing pins the version, so what the first answer said no longer holds
                 self.info = self.span = self.target = None
                 return operation
@@ -420,7 +420,7 @@ class RetriedOperation(Resent, Relay):
                 return
             self.info = info = now if now.checksums else info
         completion.landing, completion.info = target, info
-        completion.span = ByteRange(span.start, span.start + (target.position - self.begin))
+        completion.span = ByteRange(span.start, span.start + (target.offset - self.begin))
         if completion.span.start == 0 and completion.span.end == info.size_bytes and info.checksums:
             try:
                 completion.verified = verify(info.checksums, target.view)

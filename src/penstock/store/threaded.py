@@ -174,7 +174,7 @@ class BlockingJob:
         """Ask the sink where the body of a ``Get`` goes.
 
         Returns:
-            The landing, and a view of it, uint8[n], to be filled; the filling code moves ``landing.position``. If the view is
+            The landing, and a view of it, uint8[n], to be filled; the filling code moves ``landing.offset``. If the view is
             shorter than `span`, only its length is wanted.
         """
         self._answered = True
@@ -183,8 +183,8 @@ class BlockingJob:
             landing = Landing(bytearray(span.length_bytes), 0, span.length_bytes)
         self.completion.landing = landing
         self.completion.span = span
-        end = min(landing.end, landing.position + span.length_bytes)
-        return landing, memoryview(landing.buffer)[landing.position : end]
+        end = min(landing.end, landing.offset + span.length_bytes)
+        return landing, memoryview(landing.buffer)[landing.offset : end]
 
     def run(self) -> None:
         """Perform the operation on this thread, and tell the sink how it ended."""
@@ -208,7 +208,7 @@ class BlockingJob:
             start_s=self.started_s,
             status=200 if error is None else (error.status or 0),
             offset_bytes=0,
-            received_bytes=landing.position - landing.start if landing else 0,
+            received_bytes=landing.offset - landing.start if landing else 0,
             queued_s=self.started_s - self.submitted_s,
             first_byte_s=ended_s - self.started_s,
             total_s=ended_s - self.started_s,

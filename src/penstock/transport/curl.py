@@ -79,10 +79,10 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
     setopt(pycurl.HTTPHEADER, [line if line.isascii() else line.encode() for line in headers])
     setopt(pycurl.HEADERFUNCTION, transfer.header_lines.append)
     landing = transfer.landing
-    if landing is not None and landing.direct is not None and landing.end - landing.position >= DIRECT_BYTES_MIN:
+    if landing is not None and landing.direct is not None and landing.end - landing.offset >= DIRECT_BYTES_MIN:
         transfer.direct = landing.direct
-        transfer.direct.seek(landing.position)
-        setopt(pycurl.MAXFILESIZE_LARGE, landing.end - landing.position)
+        transfer.direct.seek(landing.offset)
+        setopt(pycurl.MAXFILESIZE_LARGE, landing.end - landing.offset)
         setopt(pycurl.WRITEFUNCTION, transfer.direct.write)
     else:
         setopt(pycurl.MAXFILESIZE_LARGE, 0)
@@ -107,11 +107,11 @@ def record_outcome(transfer: HttpTransfer, curl: Any) -> None:
         transfer.head = parse_head(transfer.header_lines)
     if transfer.direct is None or transfer.landing is None:
         return
-    landing, position = transfer.landing, transfer.direct.tell()
+    landing, offset = transfer.landing, transfer.direct.tell()
     if transfer.head is not None and 200 <= transfer.head[0] < 300:
-        landing.position = position
+        landing.offset = offset
     else:
-        transfer.take_document(bytes(memoryview(landing.buffer)[transfer.initial_position : position]))
+        transfer.take_document(bytes(memoryview(landing.buffer)[transfer.initial_offset : offset]))
 
 
 def _discard(_piece: bytes) -> None:

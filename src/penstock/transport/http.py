@@ -106,7 +106,7 @@ class HttpAnswer:
     Attributes:
         status: Status of the last answer; 0 if there was none.
         headers: Headers of the last answer, by lower-case name.
-        landing: Memory that has the body, up to its ``position``; None if there is none.
+        landing: Memory that has the body, up to its ``offset``; None if there is none.
         received_bytes: Number of bytes of the body that arrived.
         error_body: Body of an answer that is not 2xx.
         curl_error: Code of libcurl, whatever carried the exchange (0: complete), or one of the negative codes below.
@@ -185,7 +185,7 @@ class HttpTransfer:
         init=False, default=None
     )  # its `write` takes the body, and its file position counts
     landing: Landing | None = field(init=False)
-    initial_position: int = field(init=False)
+    initial_offset: int = field(init=False)
     _body_view: memoryview | None = field(init=False, default=None)
     _appended: Landing | None = field(init=False, default=None)  # instead of the view: a file, or memory that grows
     _error_pieces: list[bytes] | None = field(init=False, default=None)
@@ -194,7 +194,7 @@ class HttpTransfer:
 
     def __post_init__(self) -> None:
         self.landing = landing = self.request.landing
-        self.initial_position = landing.position if landing is not None else 0
+        self.initial_offset = landing.offset if landing is not None else 0
 
     def cancel(self) -> None:
         """Give the exchange up; see ``types.Transfer.cancel``."""
@@ -228,22 +228,22 @@ class HttpTransfer:
             return self.take(piece) if has_place or self._error_pieces is not None else 0
         landing = self.landing
         assert landing is not None
-        position = landing.position
-        end = position + len(piece)
+        offset = landing.offset
+        end = offset + len(piece)
         if end > landing.end:
-            view[position : landing.end] = piece[: landing.end - position]
-            landing.position = landing.end
+            view[offset : landing.end] = piece[: landing.end - offset]
+            landing.offset = landing.end
             self.overflow()
             return 0
-        view[position:end] = piece
-        landing.position = end
+        view[offset:end] = piece
+        landing.offset = end
         return None
 
     def _append(self, landing: Landing, piece: bytes) -> int | None:
         try:
             landing.append(piece)
         except MemoryError:
-            self._refused = StoreError(f"no memory for a body of {landing.position} bytes and more", retryable=False)
+            self._refused = StoreError(f"no memory for a body of {landing.offset} bytes and more", retryable=False)
             return 0
         except Exception as error:
             self._refused = error
@@ -299,7 +299,7 @@ class HttpTransfer:
                         if length_bytes is not None
                         else GrowingLanding(_check_unsized)
                     )
-                self.initial_position = landing.position
+                self.initial_offset = landing.offset
             except MemoryError:
                 self._refused = StoreError(f"no memory for a body of {length_bytes} bytes", retryable=False)
                 return None
@@ -315,8 +315,8 @@ class HttpTransfer:
         sent_bytes = self.sent_bytes if self.count_sent is None else self.count_sent()
         if landing is None:
             return sent_bytes
-        position = self.direct.tell() if self.direct is not None else landing.position
-        return position + sent_bytes
+        offset = self.direct.tell() if self.direct is not None else landing.offset
+        return offset + sent_bytes
 
     def answer(self, curl_error: int, reason: str) -> HttpAnswer:
         """Return the record of how it ended; its carrier may be reused afterwards."""
@@ -342,7 +342,7 @@ class HttpTransfer:
             if isinstance(self._refused, OverflowError):
                 answer.curl_error, answer.reason = OVERLONG, str(self._refused)
         if landing is not None:
-            answer.received_bytes = landing.position - self.initial_position
+            answer.received_bytes = landing.offset - self.initial_offset
         answer.landing = landing
         self.landing = self._body_view = self._appended = self.direct = None
         return answer

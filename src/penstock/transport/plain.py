@@ -277,8 +277,8 @@ class PlainPool:
         if isinstance(landing, FileLanding):
             self._begin_file(connection, landing, length, rest)
             return
-        position = landing.position
-        view = memoryview(landing.buffer)[position : min(position + length, landing.end)]
+        offset = landing.offset
+        view = memoryview(landing.buffer)[offset : min(offset + length, landing.end)]
         connection.overlong = length > len(view)
         if connection.overlong:
             connection.keep = False
@@ -287,7 +287,7 @@ class PlainPool:
             connection.keep = False
             rest, got = rest[: len(view)], len(view)
         view[:got] = rest
-        landing.position = position + got
+        landing.offset = offset + got
         if got == len(view):
             self._finish(connection)
             return
@@ -305,7 +305,7 @@ class PlainPool:
         if not got:
             self._fail(connection, pycurl.E_PARTIAL_FILE, f"the connection closed with {len(view)} bytes to come")
             return
-        connection.transfer.landing.position += got  # type: ignore[union-attr]
+        connection.transfer.landing.offset += got  # type: ignore[union-attr]
         if got == len(view):
             self._finish(connection, leftover=self._count_beyond(connection))
         else:
@@ -313,7 +313,7 @@ class PlainPool:
 
     def _begin_file(self, connection: HttpConnection, landing: FileLanding, length: int, rest: memoryview) -> None:
         """Begin a successful body of known length, which the kernel moves to a file."""
-        connection.left = min(length, landing.end - landing.position)
+        connection.left = min(length, landing.end - landing.offset)
         connection.overlong = length > connection.left
         got = min(len(rest), connection.left)
         if connection.overlong or got < len(rest):
@@ -491,7 +491,7 @@ class Splicer:
         self._scratch: memoryview | None = None
 
     def move(self, fd: int, landing: FileLanding, length_bytes: int) -> int:
-        """Move what has arrived, up to a bound, and the landing's ``position``.
+        """Move what has arrived, up to a bound, and the landing's ``offset``.
 
         Args:
             fd: The socket, which must not block.
@@ -513,7 +513,7 @@ class Splicer:
         left = count
         while left:
             try:
-                moved = os.splice(pipe[0], landing.file.fd, left, offset_dst=landing.position)
+                moved = os.splice(pipe[0], landing.file.fd, left, offset_dst=landing.offset)
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     landing.file.splices = False
@@ -521,7 +521,7 @@ class Splicer:
                     return count
                 self.close()  # with the bytes left in the pipe
                 landing.file.fail(error)
-            landing.position += moved
+            landing.offset += moved
             left -= moved
         return count
 

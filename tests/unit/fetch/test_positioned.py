@@ -56,7 +56,7 @@ class Request:
                 landing = self.sink.head(info, ByteRange(start, end))
                 assert isinstance(landing, Landing)
                 memoryview(landing.buffer)[landing.start : landing.end] = BYTES[start:end]
-                landing.position = landing.end
+                landing.offset = landing.end
                 completion.landing, completion.info = landing, info
             except PenstockError as refused:
                 completion.error = refused  # type: ignore[assignment]

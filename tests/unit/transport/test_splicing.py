@@ -54,7 +54,7 @@ def test_bytes_land_at_their_place(tmp_path: Path, splicer: Splicer, splices: bo
     assert landing.view == DATA[:30_000]
     received(splicer, landing, DATA[30_000:])
     assert landing.view == DATA
-    assert landing.position == landing.end
+    assert landing.offset == landing.end
     assert (tmp_path / "f").read_bytes() == bytes(4999) + DATA
 
 

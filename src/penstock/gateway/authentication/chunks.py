@@ -145,18 +145,18 @@ class ChunkDecoder:
         Raises:
             S3Error: The encoding or a signature is wrong, or the body is longer than promised.
         """
-        found, position, length = [], 0, len(piece)
-        while position < length:
+        found, offset, length = [], 0, len(piece)
+        while offset < length:
             if self._left_bytes:
-                end = min(length, position + self._left_bytes)
-                data = piece[position:end]  # the piece itself if it is all data
+                end = min(length, offset + self._left_bytes)
+                data = piece[offset:end]  # the piece itself if it is all data
                 self._signatures.update(data)
-                self._left_bytes -= end - position
+                self._left_bytes -= end - offset
                 found.append(data)
-                position = end
+                offset = end
                 self._expects_break = not self._left_bytes
             else:
-                position = self._take_line(piece, position)
+                offset = self._take_line(piece, offset)
         return found
 
     def end(self) -> None:
@@ -169,18 +169,18 @@ class ChunkDecoder:
             message = "The body ended before its last chunk, or is shorter than x-amz-decoded-content-length."
             raise S3Error("IncompleteBody", message)
 
-    def _take_line(self, piece: bytes, position: int) -> int:
+    def _take_line(self, piece: bytes, offset: int) -> int:
         if self._is_ended:
             raise _malformed("there is data after the last chunk")
         bound = TRAILER_BYTES_MAX - self._trailer_bytes if self._trailing else HEADER_BYTES_MAX
         room = bound - len(self._line)
-        end = piece.find(b"\n", position, position + room) + 1
+        end = piece.find(b"\n", offset, offset + room) + 1
         if not end:
-            self._line += piece[position : position + room]
+            self._line += piece[offset : offset + room]
             if len(self._line) >= bound:
                 raise _malformed(f"a line has more than {bound} bytes")
-            return min(len(piece), position + room)
-        line, self._line = self._line + piece[position:end], b""
+            return min(len(piece), offset + room)
+        line, self._line = self._line + piece[offset:end], b""
         if not line.endswith(b"\r\n"):
             raise _malformed("a line does not end with CR LF")
         self._end_line(line[:-2])

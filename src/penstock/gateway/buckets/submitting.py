@@ -107,7 +107,7 @@ class FirstRead(LoopSink):
         if landing is not None and self.info is not None and not isinstance(landing, GrowingLanding):
             if not same_version(info, self.info):
                 raise ObjectChangedError("the object was replaced between two attempts to read it")
-            landing.position = landing.start
+            landing.offset = landing.start
             return landing
         if span.end == UNKNOWN_BYTES:
             self._landing = GrowingLanding(self._check_length)

@@ -230,18 +230,18 @@ class UpstreamBucket:
         cache. The rest, from the first miss, comes in larger parts from other threads. A piece is valid until the next one is
         requested.
         """
-        cached, position = self._cached, span.start
-        while cached is not None and position < span.end:
-            end = min(span.end, position - position % _PIECE_BYTES + _PIECE_BYTES)
-            piece = cached.read_nowait(info, ByteRange(position, end))
+        cached, offset = self._cached, span.start
+        while cached is not None and offset < span.end:
+            end = min(span.end, offset - offset % _PIECE_BYTES + _PIECE_BYTES)
+            piece = cached.read_nowait(info, ByteRange(offset, end))
             if piece is None:
                 break
             yield piece
             del piece  # its memory, which the processor's cache has, takes the next one
-            position = end
+            offset = end
             await asyncio.sleep(0)  # a fast client must not keep the loop from the others
-        if position < span.end:
-            async with aclosing(self._stream_parts(info, ByteRange(position, span.end))) as parts:
+        if offset < span.end:
+            async with aclosing(self._stream_parts(info, ByteRange(offset, span.end))) as parts:
                 async for piece in parts:
                     yield piece
 

@@ -67,8 +67,8 @@ def split_target(target: str) -> Target:
         scheme, colon, rest = target.partition("://")
         if not colon or scheme.lower() not in ("http", "https"):
             raise _invalid_uri("The target of the request is neither a path nor a URL.")
-        position = min((found for found in map(rest.find, "/?") if found >= 0), default=len(rest))
-        host, target = rest[:position], rest[position:]
+        offset = min((found for found in map(rest.find, "/?") if found >= 0), default=len(rest))
+        host, target = rest[:offset], rest[offset:]
         if not host or "@" in host:
             raise _invalid_uri("The URL of the request has no host, or names a user.")
         if not target.startswith("/"):

@@ -237,45 +237,45 @@ class ResultsContext:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def piece_at_once(self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None) -> memoryview | None:
+    def piece_at_once(self, blocks: RunBlocks, offset: int, end: int, *, size_bytes: int | None) -> memoryview | None:
         """Return bytes that need no waiting: of a block that was produced lately, or of a small result in the page cache.
 
         Args:
             blocks: The blocks of a run.
-            position: First byte wanted, counted in the result.
+            offset: First byte wanted, counted in the result.
             end: End of the wanted bytes.
             size_bytes: Bytes that are stored; None if that is not known.
 
         Returns:
-            The bytes from `position` on, as many as there are; None if a thread must look for them.
+            The bytes from `offset` on, as many as there are; None if a thread must look for them.
         """
-        index, start = divmod(position, self.storage.block_bytes)
+        index, start = divmod(offset, self.storage.block_bytes)
         block = self.recent.get(blocks.digest, index)
         small_bytes_max = min(_SMALL_BYTES_MAX, self.storage.block_bytes)
         if block is None and size_bytes is not None and size_bytes <= small_bytes_max:
             block = self.storage.read_at_once(blocks, size_bytes)
-        return block[start : end - position + start] if block is not None and start < len(block) else None
+        return block[start : end - offset + start] if block is not None and start < len(block) else None
 
     def read_stored(
-        self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None
+        self, blocks: RunBlocks, offset: int, end: int, *, size_bytes: int | None
     ) -> asyncio.Future[memoryview | None]:
         """Read a piece of a stored block.
 
         Args:
             blocks: The blocks of a run.
-            position: First byte wanted, counted in the result.
+            offset: First byte wanted, counted in the result.
             end: End of the wanted bytes.
             size_bytes: Bytes that are stored; None if only full blocks are.
 
         Returns:
-            The bytes from `position` on, at most a block or this reader's share of ``reading_bytes_max``; None if the block is
+            The bytes from `offset` on, at most a block or this reader's share of ``reading_bytes_max``; None if the block is
             missing or corrupt.
         """
         block_bytes = self.storage.block_bytes
-        index, start = divmod(position, block_bytes)
+        index, start = divmod(offset, block_bytes)
         stored_bytes = block_bytes if size_bytes is None else min(block_bytes, size_bytes - index * block_bytes)
         share_bytes = self.config.reading_bytes_max // (2 * max(1, self._reading_count))
-        piece_bytes = min(max(share_bytes, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX, stored_bytes - start, end - position)
+        piece_bytes = min(max(share_bytes, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX, stored_bytes - start, end - offset)
         return self.on_thread(self._read_now, blocks, index, stored_bytes, start, piece_bytes)
 
     def _read_now(

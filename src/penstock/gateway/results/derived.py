@@ -143,18 +143,18 @@ class DerivedResults:
         name = record.name
         keys = DerivedKeys.of(name)
         assert record.size_bytes is not None
-        crc = position = 0
+        crc = offset = 0
         try:
             async for part in self._parts(keys.data(record.run), record.size_bytes):
                 crc = crc32c(part, crc)
-                is_last = position + len(part) == record.size_bytes
+                is_last = offset + len(part) == record.size_bytes
                 if not is_last and len(part) != _PART_BYTES:
-                    raise ChecksumError(f"{keys.record} has {position + len(part)} of {record.size_bytes} bytes")
+                    raise ChecksumError(f"{keys.record} has {offset + len(part)} of {record.size_bytes} bytes")
                 if is_last and crc != record.crc32c:
                     raise ChecksumError(f"the bytes of {keys.record} do not match its checksum")
-                if not position:
+                if not offset:
                     output.begin(record.headers, size_bytes=record.size_bytes)
-                position += len(part)
+                offset += len(part)
                 await output.write(part)
             if not record.size_bytes:
                 output.begin(record.headers, size_bytes=0)
@@ -162,7 +162,7 @@ class DerivedResults:
             with suppress(PenstockError):
                 await self._on_thread(self.store.delete, [keys.record, keys.data(record.run)])
             self._metrics.add("penstock_gateway_derived_damaged_total")
-            if position:
+            if offset:
                 raise
             log.warning(
                 "The result of %r in the bucket of results is damaged, and produced again: %s", record.key, error

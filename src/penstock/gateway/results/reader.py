@@ -153,7 +153,7 @@ class ResultReader:
             PenstockError: The same.
         """
         cursor = self._cursor
-        while cursor.position < cursor.end:
+        while cursor.offset < cursor.end:
             run = self._result.run or self._run
             if run is not None and self._is_over_for_others(run):
                 await self._result.wait(None)
@@ -163,7 +163,7 @@ class ResultReader:
                 if (piece := await self._from_run(run)) is not None:
                     self._fruitless_count = 0
                     return piece
-                if run.is_done and cursor.position >= run.produced_bytes:
+                if run.is_done and cursor.offset >= run.produced_bytes:
                     return None
                 if self._result.run is run:
                     await self._wait_for(run)
@@ -172,7 +172,7 @@ class ResultReader:
             record = self._result.record
             if record is not None:
                 size_bytes = record.size_bytes if record.is_complete else None
-                if size_bytes is not None and cursor.position >= size_bytes:
+                if size_bytes is not None and cursor.offset >= size_bytes:
                     return None
                 blocks = self._context.storage.blocks_of(record.name, record.run)
                 if (piece := await self._from_disk(blocks, size_bytes=size_bytes)) is not None:
@@ -202,11 +202,11 @@ class ResultReader:
 
     async def _from_run(self, run: Run) -> memoryview | None:
         cursor = self._cursor
-        piece = run.piece(cursor.position, cursor.end)
+        piece = run.piece(cursor.offset, cursor.end)
         if piece is not None:
             self._count(piece, "memory")
             return piece
-        if cursor.position >= run.readable_bytes:
+        if cursor.offset >= run.readable_bytes:
             return None
         piece = await self._from_disk(run.blocks, size_bytes=run.produced_bytes)
         if piece is None and run.error is None and self._result.run is run:
@@ -228,22 +228,22 @@ class ResultReader:
             size_bytes: Bytes that are there; None if only full blocks of a run in another process are.
         """
         cursor, ahead = self._cursor, self._ahead
-        if ahead is not None and ahead[0] == cursor.position:
+        if ahead is not None and ahead[0] == cursor.offset:
             self._ahead = None
             piece = await ahead[1]
         elif (
-            piece := self._context.piece_at_once(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
+            piece := self._context.piece_at_once(blocks, cursor.offset, cursor.end, size_bytes=size_bytes)
         ) is not None:
             self._count(piece, "memory")
             return piece
         elif size_bytes is None and not self._has_full_block(blocks):
             return None
         else:
-            piece = await self._context.read_stored(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
+            piece = await self._context.read_stored(blocks, cursor.offset, cursor.end, size_bytes=size_bytes)
         if piece is None:
             return None
         self._count(piece, "disk")
-        following = cursor.position + len(piece)
+        following = cursor.offset + len(piece)
         if size_bytes is not None and following < min(cursor.end, size_bytes):
             future = self._context.read_stored(blocks, following, cursor.end, size_bytes=size_bytes)
             self._ahead = (following, future)
@@ -251,7 +251,7 @@ class ResultReader:
 
     def _has_full_block(self, blocks: RunBlocks) -> bool:
         storage = self._context.storage
-        return storage.has_block(blocks, self._cursor.position // storage.block_bytes)
+        return storage.has_block(blocks, self._cursor.offset // storage.block_bytes)
 
     def _count(self, piece: memoryview, place: str) -> None:
         self._context.metrics.add("penstock_gateway_result_bytes_total", len(piece), place=place)

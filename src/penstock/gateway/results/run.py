@@ -50,26 +50,26 @@ class Cursor:
     """The offset of one reader in a run.
 
     Attributes:
-        position: Next byte that the reader needs.
+        offset: Next byte that the reader needs.
         end: End of its range.
         moved_s: When it last took a piece, on the monotonic clock, in seconds.
     """
 
-    __slots__ = ("end", "moved_s", "position")
+    __slots__ = ("end", "moved_s", "offset")
 
-    def __init__(self, position: int, end: int) -> None:
-        self.position = position
+    def __init__(self, offset: int, end: int) -> None:
+        self.offset = offset
         self.end = end
         self.moved_s = time.monotonic()
 
     def move(self, length_bytes: int) -> None:
         """Note that the reader took a piece."""
-        self.position += length_bytes
+        self.offset += length_bytes
         self.moved_s = time.monotonic()
 
     def needs(self, start: int, end: int) -> bool:
         """Whether the reader has still to take some of these bytes."""
-        return self.position < min(end, self.end) and start < self.end
+        return self.offset < min(end, self.end) and start < self.end
 
 
 class Run:
@@ -434,9 +434,9 @@ class Run:
             return self.produced_bytes
         return min(self.produced_bytes, self.announced_bytes - 1)
 
-    def piece(self, position: int, end: int) -> memoryview | None:
-        """Return bytes from `position` on, as far as they are in memory in one block; None if none are."""
-        index, start = divmod(position, self._block_bytes)
+    def piece(self, offset: int, end: int) -> memoryview | None:
+        """Return bytes from `offset` on, as far as they are in memory in one block; None if none are."""
+        index, start = divmod(offset, self._block_bytes)
         readable = min(end, self.readable_bytes) - index * self._block_bytes
         if readable <= start:
             return None
