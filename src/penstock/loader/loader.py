@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -17,6 +18,7 @@ from penstock.system.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.loader.metrics_server import MetricsServer
     from penstock.loader.options import LoaderArguments
     from penstock.loader.session import Session
     from penstock.loader.statistics import LoaderStatistics, ScalarWriter
@@ -104,7 +106,9 @@ class Loader:
         from penstock.loader.session import Session
 
         self._session = Session(pipeline, checked)
-        self._finalizer = weakref.finalize(self, self._session.close)
+        self._held = ExitStack()
+        self._held.callback(self._session.close)
+        self._finalizer = weakref.finalize(self, self._held.close)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -221,11 +225,37 @@ class Loader:
         """
         return prometheus(self.statistics(), epoch=self.epoch, labels=labels)
 
-    def write_scalars(self, writer: ScalarWriter, step: int, *, prefix: str = "loader/") -> None:
-        """Write rates and stalls for TensorBoard.
+    def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1", **labels: str) -> MetricsServer:
+        """Serve ``metrics()`` over HTTP until the loader is closed, for Prometheus to scrape.
 
         Args:
-            writer: A ``SummaryWriter``, or anything with ``add_scalar(tag, value, step)``.
+            port: Port to listen on; 0 takes a free one, which the result's ``url`` has. Each rank of a host needs its own.
+            host: Address to listen on. Whoever reaches it can read the numbers; they hold no URL and no secret.
+            **labels: Labels of every number, e.g. ``rank="3"``.
+
+        Raises:
+            ConfigError: The port is taken, or the address is not one of this machine.
+            ClosedError: The loader is closed.
+
+        Cost: one thread, and some microseconds for each scrape.
+        """
+        from penstock.loader.metrics_server import MetricsServer
+
+        session = self._session
+        session.check_open()
+
+        def read() -> str:
+            return prometheus(session.statistics(), epoch=session.epoch, labels=labels)
+
+        server = MetricsServer(read, host=host, port=port)
+        self._held.callback(server.close)
+        return server
+
+    def write_scalars(self, writer: ScalarWriter, step: int, *, prefix: str = "loader/") -> None:
+        """Write rates and stalls for TensorBoard, Weights & Biases or MLflow.
+
+        Args:
+            writer: TensorBoard's ``SummaryWriter``, or anything with ``add_scalar(tag, value, step)``.
             step: Number of the training step.
             prefix: Text before each tag.
         """
