@@ -16,7 +16,7 @@ from fsspec.core import get_compression
 from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import read_block
 
-from penstock.errors import ClosedError, ConfigError
+from penstock.errors import ConfigError
 from penstock.store.file import ObjectReader
 from penstock.store.writing import CommitOnExit, Writer
 from penstock.system.tracebacks import boundary
@@ -285,11 +285,9 @@ class FsspecCompressor(CommitOnExit, io.RawIOBase):
 
     def abort(self) -> None:
         """Drop the bytes that were written. Idempotent."""
-        self._writer.abort()
-        with suppress(
-            ClosedError
-        ):  # now, because its finaliser would write to the writer, of which Python 3.13 complains
+        with suppress(Exception):  # first, because its finaliser would write the rest to a closed writer, and complain
             self._compressed.close()
+        self._writer.abort()
         super().close()
 
     def __del__(self) -> None:

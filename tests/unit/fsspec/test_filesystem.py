@@ -231,6 +231,7 @@ def test_an_error_may_be_reported(files: PenstockFileSystem, top: str) -> None:
     assert files.cat_file(f"{top}/report") == b"KeyError('x')"
 
 
+@pytest.mark.filterwarnings("ignore:unclosed GzipFile:ResourceWarning")  # Python's own, from 3.14 on
 def test_a_dropped_file_makes_nothing_visible(files: PenstockFileSystem, top: str) -> None:
     """A file that nobody closed is discarded, also a compressed one."""
     for compression in (None, "gzip"):
