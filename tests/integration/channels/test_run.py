@@ -288,9 +288,9 @@ def test_a_request_that_is_not_json(
     """A request that Python cannot hold, or that is not there, is an error that names the file."""
     (tmp_path / "job.json").write_text(text, encoding="latin-1")
     done = run("--job", "job.json", "--", "true")
-    assert (done.returncode, done.stderr.startswith("penstock: job.json is not JSON")) == (1, True), done.stderr
+    assert (done.returncode, done.stderr.startswith("penstock: job.json is not JSON")) == (2, True), done.stderr
     done = run("--job", "gone.json", "--", "true")
-    assert (done.returncode, done.stderr) == (1, "penstock: cannot read gone.json: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (2, "penstock: cannot read gone.json: No such file or directory\n")
 
 
 def test_children_end_with_the_program(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
