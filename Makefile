@@ -170,7 +170,7 @@ test-s3torchconnector: .venvs/s3torchconnector/.ready  ## The S3 Connector for P
 	.venvs/s3torchconnector/bin/python -m pytest tests/doors/s3torchconnector -q -n 2
 
 test-patience: $(VENV)/.ready  ## A store that comes back after 30 and 90 s under everything that uses one
-	$(BIN)/python -m pytest tests/integration/test_patience.py -q -m heavy
+	$(BIN)/python -m pytest tests/integration/test_patience.py -q -n 2 -m heavy
 
 test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 1, 2 and 4 ranks, at many random moments
 	$(BIN)/python -m pytest tests/integration/checkpoints -q -n 2 -m heavy
