@@ -10,6 +10,7 @@ interrupt, and need no such care.
 from __future__ import annotations
 
 import _thread
+import sys
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,22 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows subclass
 
     def __init__(self) -> None:
         self._waiters: list[SimpleQueue[None]] = []
+
+    if sys.version_info >= (3, 14):
+
+        def __enter__(self) -> bool:
+            """Take the lock; a handler that raises just after that, but before the block begins, leaves it as it was.
+
+            From Python 3.14 on, ``with`` calls ``__enter__`` as any function, so a handler may run when a call of C code
+            ends, with the lock taken and nobody to release it. It does not run when a function written in Python returns.
+            """
+            held_count = self._recursion_count()
+            try:
+                return self.acquire()
+            except BaseException:
+                if self._recursion_count() > held_count:
+                    self.release()
+                raise
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Release the lock, wait until ``notify_all`` is called or the time is over, and take the lock again.
