@@ -298,6 +298,7 @@ def test_a_file_that_changes_while_it_is_uploaded_is_an_error(tmp_path: Path, mo
 @pytest.mark.parametrize("scheme", ["memory://", "file://", ""])
 def test_a_slash_at_the_end_makes_no_difference(scheme: str, tmp_path: Path) -> None:
     """With and without a slash at its end, a URL names the same directory."""
+    pytest.importorskip("torch")
     url = f"{scheme}{tmp_path}/saved"
     ps.torch.upload_directory(write_files(tmp_path / "model"), url)
     ps.torch.upload_directory(write_files(tmp_path / "model", {"config.json": b"[]"}), f"{url}/")
@@ -307,6 +308,7 @@ def test_a_slash_at_the_end_makes_no_difference(scheme: str, tmp_path: Path) -> 
 
 def test_empty_names_are_refused(tmp_path: Path) -> None:
     """An empty URL or path is taken neither for the root directory nor for the current one."""
+    pytest.importorskip("torch")
     folder = write_files(tmp_path / "model")
     for one, other in ((folder, ""), ("", f"{tmp_path}/to")):
         with pytest.raises(ConfigError, match="is empty"):
