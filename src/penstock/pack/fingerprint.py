@@ -32,7 +32,7 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _SHORT_BYTES = 64  # shorter values are not hashed separately: a list may have millions of them
 _METHODS = (MethodType, BuiltinFunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
-_UNSTABLE_ATTRIBUTES = ("_abc_impl",)  # attributes of classes that Python uses internally
+_UNSTABLE_ATTRIBUTES = ("_abc_impl", "__annotate_func__")  # attributes of classes that Python uses internally
 
 
 class _UnstableError(Exception):
