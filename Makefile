@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip $(INSTALL)
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-pythons test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -55,6 +55,32 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader and new examples of the property tests: SECONDS=600 SEED=0; or one job again: CASE="Case(...)"
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"
 	$(if $(CASE),,$(BIN)/python -m pytest tests/property tests/unit -q -m 'hypothesis and not server' --hypothesis-profile=search --hypothesis-seed=$(or $(SEED),0))
+
+# The Pythons of pyproject.toml's classifiers: from the path, or as pyenv keeps them.
+PYTHONS := 3.11 3.12 3.13 3.14
+MAIN_JOB := $(patsubst %,tests/integration/test_%.py,demo loader_s3 loader_processes loader_formats pack_s3 cache fork)
+python_of = $(firstword $(foreach each,python$1 $(wildcard $(HOME)/.pyenv/versions/$1.*/bin/python),$(shell $(each) -c '' 2> /dev/null && echo $(each))))
+
+pythons_here = $(foreach each,$(PYTHONS),$(if $(call python_of,$(each)),$(each)))
+
+test-pythons:  ## Unit tests and the suite of the main job on each Python that this machine has, in environments of their own; or PYTHONS=3.13
+	@echo "== Pythons that this machine lacks, skipped: $(or $(filter-out $(pythons_here),$(PYTHONS)),none)"
+	for version in $(pythons_here); do $(MAKE) --no-print-directory test-python$$version; done
+
+test-python%: .venvs/python%/.ready
+	@echo "== tests on Python $*"
+	.venvs/python$*/bin/python -m pytest tests/unit -q -n 2 --max-worker-restart 0 -m 'not server'
+	.venvs/python$*/bin/python -m pytest $(MAIN_JOB) -q -n 2 --max-worker-restart 0
+	rm -rf $(<D)
+
+.venvs/python%/.ready: pyproject.toml
+	@echo "== set-up: $(@D) with penstock, the test tools, and PyTorch if pip finds a CPU build for this Python (once)"
+	rm -rf $(@D)
+	$(call python_of,$*) -m venv $(@D)
+	$(@D)/bin/python -m pip $(INSTALL) --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip $(INSTALL) $(TORCH)+cpu 2> /dev/null || echo "== Python $*: no CPU build of PyTorch, its tests are skipped"
+	$(@D)/bin/python -m pip $(INSTALL) --editable '.[image,processes,audio,parquet,zstd,fsspec,gateway]' --group test --group demo
+	@touch $@
 
 mutations: $(VENV)/.ready  ## Break the most important contracts one by one: do tests notice? (5 minutes)
 	$(BIN)/python tests/mutations.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -54,6 +55,15 @@ def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["name"] == DISTRIBUTION == "penstock-data"
     assert version(DISTRIBUTION) == ps.__version__
+
+
+def test_the_pythons_that_are_named_are_tested() -> None:
+    """The classifiers are those Pythons on which ``make test-pythons`` runs, from the oldest that pip accepts."""
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    named = re.findall(r":: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    assert f"PYTHONS := {' '.join(named)}\n" in (root / "Makefile").read_text()
+    assert project["requires-python"] == f">={named[0]}"
 
 
 def test_hints_follow_the_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
