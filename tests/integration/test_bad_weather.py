@@ -107,7 +107,7 @@ def test_one_kind_for_ever_ends_in_a_typed_error_or_right_bytes(faulty: FaultySe
         endpoint_url=faulty.endpoint_url,
         anonymous=True,
         transport=ps.TransportConfig(connect_s_max=2, first_byte_s_max=0.3, stall_s_max=0.3),
-        retry=ps.RetryConfig(attempts_max=2, backoff_s=0.01, backoff_s_max=0.02),
+        retry=ps.RetryConfig(attempts_max=2, total_s_max=1, backoff_s=0.01, backoff_s_max=0.02),
     ) as store:
         for read in (lambda: store.read("key").data, lambda: store.read("key", ps.ByteRange(0, 100_000)).data):
             try:
