@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO, TypeAlias
 
-from penstock.store.retrying import Retrying
 from penstock.system.quantiles import Recent
 from penstock.text.html_text import table
 from penstock.text.sizes import format_bytes
@@ -187,9 +186,9 @@ def store_sums(stores: Iterable[Store]) -> dict[str, float]:
                 sums[f"cache_{name}"] += getattr(counts, name)
         layer: Any = store
         while layer is not None:
-            if isinstance(layer, Retrying):
-                before_s = unreachable_s.get(layer.reachability, 0.0)
-                unreachable_s[layer.reachability] = max(before_s, layer.unreachable_s)
+            endpoint = getattr(layer, "reachability", None)  # a ``Retrying`` store has it
+            if endpoint is not None:
+                unreachable_s[endpoint] = max(unreachable_s.get(endpoint, 0.0), layer.unreachable_s)
             layer = getattr(layer, "inner", None)
     return {**sums, "unreachable_s": sum(unreachable_s.values())}
 

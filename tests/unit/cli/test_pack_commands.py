@@ -206,7 +206,7 @@ def test_options_are_called_as_arguments_are(name: str) -> None:
     parameters = set(inspect.signature(getattr(ps.pack, name, ps.pack)).parameters)
     command: Any = typer.main.get_command(app).commands[name]
     names = {option.name: option.opts for option in command.params}
-    others = {"as_json", "dry_run", "losses", "source_format", "skip_corrupt"}
+    others = {"as_json", "dry_run", "losses", "source_format", "skip_corrupt", "retry_s"}
     others |= {"tokens", "tokenizer", "field", "separator", "dtype"}  # those of Pipeline.token_blocks
     assert set(names) - others <= parameters | set(ConnectionOptions.__annotations__)
     assert parameters - set(names) == {"listener", "connection"}
