@@ -22,14 +22,14 @@ class TestS3Store(StoreContract):
     knows_if_absent = SERVER != "rclone"
     copies_parts = SERVER != "rclone"
     commits_tell_etags = SERVER != "rclone"
-    knows_if_match = SERVER not in ("moto", "rclone")
+    knows_if_match = SERVER == "ministack"  # moto and rclone ignore it, and Ceph 16 refuses every ETag
 
     @pytest.fixture(autouse=True)
     def _witness(self, s3_client, bucket):
         self.client, self.bucket = s3_client, bucket
 
     @pytest.fixture
-    def store(self, connect_s3, bucket):  # moto answers some requests with 500 for ever
+    def store(self, connect_s3, bucket):  # moto and Ceph answer some requests with 500 for ever
         return connect_s3(f"s3://{bucket}", retry=ps.RetryConfig(total_s_max=10))
 
     def uploads_left(self, store):

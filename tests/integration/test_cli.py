@@ -23,6 +23,8 @@ import pytest
 from penstock.store import LocalStore, Store
 from servers.faulty import FaultyServer
 
+IS_CEPH = os.environ.get("PENSTOCK_TEST_S3") == "ceph"
+
 pytestmark = pytest.mark.server
 
 MIB = 1 << 20
@@ -133,9 +135,11 @@ def test_headers_survive_a_directory(
         assert found["Body"].read() == data
         assert {field: found.get(field) for field in described} == described
     assert s3_client.head_object(Bucket=bucket, Key="y/plain")["Metadata"] == {}
+    told = s3_client.head_object(Bucket=bucket, Key="x/small", ChecksumMode="ENABLED").get("ChecksumCRC32")
+    expected = base64.b64encode(zlib.crc32(bodies["small"]).to_bytes(4, "big")).decode()
+    assert told == (None if IS_CEPH else expected)  # Ceph 16 keeps no checksums
     with LocalStore(tmp_path / "two") as store:
-        checksums = store.stat("small").checksums
-        assert checksums["crc32"] == base64.b64encode(zlib.crc32(bodies["small"]).to_bytes(4, "big")).decode()
+        assert store.stat("small").checksums.get("crc32") == told
     again = penstock("sync", "--json", f"s3://{bucket}/x/", str(tmp_path / "one"))
     assert json.loads(again.stdout.splitlines()[-1])["copied"] == 0
 
@@ -537,7 +541,7 @@ def test_a_bucket_is_made_and_a_url_signed(
     assert penstock("mb", f"s3://{name}").returncode == 0
     assert penstock("ls", f"s3://{name}/").returncode == 0
     elsewhere = penstock("mb", "--region", "eu-west-1", f"s3://{name}-2")
-    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert elsewhere.returncode == 0 or (IS_CEPH and b"InvalidLocationConstraint" in elsewhere.stderr), elsewhere.stderr
     assert penstock("mb", f"s3://{bucket}/key").returncode == 2
     s3_endpoint.client().put_object(Bucket=name, Key="a b.txt", Body=b"signed")
     shown = penstock("presign", "--expires", "1min", f"s3://{name}/a b.txt")
