@@ -49,7 +49,8 @@ unit: $(VENV)/.ready  ## Offline tests, none of which takes seconds
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
 	[ "$$(id -u)" != 0 ] || [ ! -e /dev/fuse ] || chmod 666 /dev/fuse  # as udev's rule does, which some machines lack: ordinary users mount, too
-	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 --max-worker-restart 0 -m 'server and not heavy'
+	$(BIN)/python -m pytest tests/integration -q -n 2 --max-worker-restart 0 -m 'server and not heavy'
+	$(BIN)/python -m pytest tests/contract tests/property tests/unit tests/style -q -n 2 --max-worker-restart 0 -m 'server and not heavy'  # in processes of their own, for each holds 2 GB at its end
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 --max-worker-restart 0 -m 'not server'
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader and new examples of the property tests: SECONDS=600 SEED=0; or one job again: CASE="Case(...)"

@@ -48,10 +48,13 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def pytest_runtest_teardown() -> None:
-    """A byte budget that a test configured is not the next one's."""
+    """A test's byte budget is not the next one's, and a port that answered it may be that of another server there."""
     budget = sys.modules.get("penstock.fetch.budget")
     if budget is not None:
         budget.set_process_budget(budget.default_budget_bytes())
+    reachability = sys.modules.get("penstock.store.reachability")
+    if reachability is not None:
+        reachability._endpoints.clear()
 
 
 @pytest.fixture(scope="module", autouse=True)

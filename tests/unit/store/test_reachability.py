@@ -276,19 +276,22 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("scheme", "host", "proxy", "expected"),
     [
-        ("http", "127.0.0.1:{port}", None, "is the endpoint's address and port right"),
-        ("https", "127.0.0.1:{port}", None, "is the endpoint's address and port right"),
+        ("http", "127.5.4.3:{port}", None, "is the endpoint's address and port right"),
+        ("https", "127.5.4.3:{port}", None, "is the endpoint's address and port right"),
         ("http", "no-such-host.invalid", None, "check the endpoint's host name"),
         ("https", "no-such-host.invalid", None, "check the endpoint's host name"),
-        ("http", "127.0.0.1:{port}", "http://127.0.0.1:{port}", "requests go by a proxy: check HTTPS_PROXY"),
-        ("https", "127.0.0.1:{port}", "http://no-such-proxy.invalid", "check HTTPS_PROXY"),
-        ("https", "127.0.0.1:{plain}", None, "does the endpoint speak TLS on this port"),
+        ("http", "127.5.4.3:{port}", "http://127.5.4.3:{port}", "requests go by a proxy: check HTTPS_PROXY"),
+        ("https", "127.5.4.3:{port}", "http://no-such-proxy.invalid", "check HTTPS_PROXY"),
+        ("https", "localhost:{plain}", None, "does the endpoint speak TLS on this port"),
     ],
 )
 def test_an_endpoint_that_was_never_reached_is_an_error_that_names_the_cause(
     scheme: str, host: str, proxy: str | None, expected: str
 ) -> None:
-    """It comes within 10 s, whatever the time and the attempts that would be left."""
+    """It comes within 10 s, whatever the time and the attempts that would be left.
+
+    The addresses are those of no other test, whose server may have answered this process on the same port.
+    """
     with simple_server() as plain:
         ports = {"port": free_port(), "plain": plain}
         transport = ps.TransportConfig(proxy=proxy and proxy.format(**ports))
@@ -304,12 +307,12 @@ def test_an_endpoint_that_was_never_reached_is_an_error_that_names_the_cause(
 
 def test_a_connection_that_is_never_made_is_an_error_within_ten_seconds(connect_faulty: Connect) -> None:
     """A listener whose queue is full, as a host behind a firewall, answers nothing."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+    with socket.create_server(("127.5.4.3", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(4)]
         for each in fillers:
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        url = f"http://127.5.4.3:{full.getsockname()[1]}"
         began_s = time.monotonic()
         with (
             ps.connect("s3://bucket", endpoint_url=url, anonymous=True) as store,
