@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.config import KIB, FetchConfig, HedgeConfig, RetryConfig
 from penstock.errors import StoreError
 from penstock.fetch import PlanItem
 from penstock.memory.file_landings import LandingFile
+from penstock.store.records import FileRecords
 from penstock.transfer import FileReceiver, TransferItem, stream
 from penstock.types import Chunk, ObjectInfo
 from servers.faulty import FaultyServer
@@ -162,6 +164,22 @@ def test_a_cache_still_keeps_what_is_read(faulty: FaultyServer, connect_faulty: 
         assert receiver.in_file_count == 0
     assert tree(tmp_path / "one") == tree(tmp_path / "two") == {"a": DATA}
     assert sum(request.key == "a" and request.method == "GET" for request in faulty.requests) <= 7
+
+
+def test_headers_of_cached_objects_are_asked_for_at_the_same_time(
+    faulty: FaultyServer, connect_faulty: Connect, tmp_path: Path
+) -> None:
+    """Reads from a cache tell no headers: one HEAD for each object, beside the reads, and not one after the other."""
+    put(faulty, {f"{number:02d}": bytes([number]) * 100 for number in range(30)})
+    faulty.fail("delay", times=None, seconds=0.1, match=lambda request: request.method == "HEAD")
+    with connect_faulty(cache=CacheConfig(tmp_path / "cache", 1 << 30), hedge=None) as store:
+        began_s = time.monotonic()
+        listener = Listener()
+        records = FileRecords(tmp_path / "records")
+        stream(store, items(store, tmp_path / "one"), FileReceiver(listener, records=records), listener)
+    assert time.monotonic() - began_s < 2
+    assert len(listener.moved_keys) == 30
+    assert sum(request.method == "HEAD" for request in faulty.requests) == 30
 
 
 def test_a_file_that_cannot_be_written(faulty: FaultyServer, connect_faulty: Connect) -> None:

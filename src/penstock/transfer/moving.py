@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.cache import Cached
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, StoreError
 from penstock.fetch import PlanItem
 from penstock.memory.file_landings import LandingFileError
@@ -205,10 +206,10 @@ class _ItemQueue:
                 yield self._request(item)
         while (more := self._next()) is not None:
             self.waiting.append(more)
+            if self.descriptions is not None:
+                self.descriptions.request(more)
             if more.info.size_bytes:
                 yield self._request(more)
-            elif self.descriptions is not None:
-                self.descriptions.request(more)
 
     def _request(self, item: TransferItem) -> PlanItem:
         """Return a request for the listed version: no further request asks for the version, and a cache may have it."""
@@ -277,7 +278,7 @@ def _move_empty(queue: _ItemQueue, receiver: Receiver) -> Iterator[TransferItem]
 
 
 class _Descriptions:
-    """Headers, tags and checksums of objects that are moved: from the answers that bring their bytes, if those tell them.
+    """Headers, tags and checksums of objects that are moved: from the answers that bring their bytes, or by requests ahead.
 
     Args:
         source: The store of the objects.
@@ -287,11 +288,14 @@ class _Descriptions:
         self._source = source
         core = innermost(source)
         self._files = core if isinstance(core, LocalStore) else None  # whose reads tell no headers
+        self._is_cached = isinstance(source, Cached)  # neither do reads from a cache
         self._asked: dict[Key, tuple[WaitingSink, Transfer]] = {}
 
     def request(self, item: TransferItem) -> None:
-        """Ask about an object of 0 bytes, which is never read; folders that consoles make have nothing to keep."""
-        if self._files is None and self._source.keeps_headers and not item.info.key.endswith("/"):
+        """Ask about an object if reading it tells nothing. Folders that consoles make have nothing to keep."""
+        if self._files is not None or not self._source.keeps_headers or item.info.key.endswith("/"):
+            return
+        if self._is_cached or not item.info.size_bytes:  # an object of 0 bytes is never read
             sink = WaitingSink()
             self._asked[item.info.key] = sink, self._source.submit(Head(item.info.key, headers=True), sink)
 
@@ -306,12 +310,13 @@ class _Descriptions:
         if self._files is not None:
             found = self._files.with_record(info)
         elif asked := self._asked.pop(info.key, None):
-            found = self._answer(*asked)
-        elif not (found.headers or info.headers) and chunk is not None and self._source.keeps_headers:
-            sink = WaitingSink()  # the bytes came from a cache
-            found = self._answer(sink, self._source.submit(Head(info.key, headers=True), sink))
-            if found.etag != chunk.etag:
-                found = info
+            sink, transfer = asked
+            completion = sink.wait(transfer)
+            if completion.error is not None:
+                raise completion.error
+            assert completion.info is not None  # the contract of Head
+            if chunk is None or completion.info.etag == chunk.etag:
+                found = completion.info
         return replace(
             item,
             info=info._replace(
@@ -320,14 +325,6 @@ class _Descriptions:
                 checksums=found.checksums or info.checksums,
             ),
         )
-
-    @staticmethod
-    def _answer(sink: WaitingSink, transfer: Transfer) -> ObjectInfo:
-        completion = sink.wait(transfer)
-        if completion.error is not None:
-            raise completion.error
-        assert completion.info is not None
-        return completion.info
 
 
 class _Writes:
