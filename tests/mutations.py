@@ -58,7 +58,7 @@ MUTATIONS = (
         function="PlainPool._on_file",
         old="            self._fail(connection, pycurl.E_PARTIAL_FILE, what)\n",
         new="            self._finish(connection)\n",
-        tests=("integration/test_file_landings.py::test_any_fault_gives_right_bytes_or_an_error",),
+        tests=("integration/test_transport.py::test_a_body_for_a_file_that_breaks_is_broken",),
     ),
     Mutation(
         contract="no short read is returned from a body in chunks",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from exchanges import Heard, RawServer, ask, start
 from penstock.config import MIB, TransportConfig
 from penstock.errors import StoreError
 from penstock.memory.buffers import bytes_buffer
+from penstock.memory.file_landings import FileLanding, LandingFile
 from penstock.transport import CANCELLED, CLOSED, LATE_BODY, LATE_FIRST_BYTE, LATE_TOTAL, OVERLONG, engine
 from penstock.types import Landing
 from servers.faulty import FaultyServer
@@ -410,6 +413,17 @@ def test_an_overlong_body_that_breaks_is_broken(sent_bytes: int) -> None:
         answer, _ = ask(server.url, landing=landing)
     assert answer.curl_error == (OVERLONG if sent_bytes >= 2000 else pycurl.E_PARTIAL_FILE)
     assert landing.offset == min(sent_bytes, 2000)
+
+
+def test_a_body_for_a_file_that_breaks_is_broken(tmp_path: Path) -> None:
+    """A connection that ends before its file is complete is an error, and is not used again."""
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    file = LandingFile(fd, tmp_path / "f")
+    os.close(fd)
+    with RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + bytes(3000)) as server:
+        landing = FileLanding(file, 0, 9000)
+        answer, _ = ask(server.url, landing=landing)
+    assert (answer.curl_error, landing.offset) == (pycurl.E_PARTIAL_FILE, 3000)
 
 
 def test_an_error_document_never_becomes_the_body(server: FaultyServer) -> None:
