@@ -6,7 +6,7 @@ import gc
 import io
 import pickle
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -87,12 +87,17 @@ class WritingContract(Capabilities):
         """Exactly one of many concurrent writes with ``if_absent`` succeeds, and the object has its bytes."""
         if not (self.atomic_if_absent and self.knows_if_absent):
             pytest.skip("atomic_if_absent is False")
+        self._has_one_winner(store, ObjectExistsError, if_absent=True)
+
+    @staticmethod
+    def _has_one_winner(store: Store, loses: type[StoreError], **condition: Any) -> None:
+        """Write one key on eight threads; one write succeeds, the others raise `loses`, and the object has its bytes."""
         won: list[bytes] = []
 
         def write(data: bytes) -> None:
             try:
-                store.write("k", data, if_absent=True)
-            except ObjectExistsError:
+                store.write("k", data, **condition)
+            except loses:
                 return
             won.append(data)
 
@@ -173,22 +178,7 @@ class WritingContract(Capabilities):
         if not (store.keeps_records and self.knows_if_match and self.has_etags and self.atomic_if_absent):
             pytest.skip("knows_if_match is False")
         store.write("k", b"first")
-        first, won = store.stat("k").etag, list[bytes]()
-
-        def write(data: bytes) -> None:
-            try:
-                store.write("k", data, if_match=first)
-            except ObjectChangedError:
-                return
-            won.append(data)
-
-        threads = [threading.Thread(target=write, args=(b"%d" % index,)) for index in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S_MAX)
-        assert len(won) == 1
-        assert store.read("k").data == won[0]
+        self._has_one_winner(store, ObjectChangedError, if_match=store.stat("k").etag)
 
     def test_what_is_no_bytes_is_refused(self, store: Store) -> None:
         """Text, non-contiguous buffers and other values raise ``ConfigError``."""

@@ -51,7 +51,7 @@ class InputChannel:
         attribute_names: Attributes of an augmented manifest, in the order in which they are streamed.
         copies: Number of pipes that each give all data, in an order of their own; 0 for one ordinary pipe.
         split: Number of pipes that share the data, so that each object is in exactly one; 0 for one ordinary pipe.
-        start: When the program starts in File mode: when all files have arrived (``"complete"``), or immediately
+        start: Start of the program in File mode: after all files have arrived (``"complete"``), or immediately
             (``"lazy"``); reading a file that has not arrived then waits for it.
 
     Raises:

@@ -334,13 +334,12 @@ class CopyReport(ProgressReport):
         as_json: Whether to print JSON lines.
         dry_run: Whether nothing is copied.
         deletes: Whether objects are deleted too.
-
         is_quiet: Whether only failures are reported.
 
     Attributes:
         plan: The plan whose events are reported, which sets it.
         total_bytes: Size of everything in SRC, whether it is copied or not; None until it is known.
-        moved_keys: Keys in SRC of what was copied, if objects are deleted too.
+        moved_keys: Keys in SRC of what was copied, if it is removed there afterwards.
     """
 
     shown = ("Spinner", "Bar", "TimeElapsed", "TimeRemaining")
@@ -362,7 +361,8 @@ class CopyReport(ProgressReport):
         """`item` was copied."""
         self.moved_count += 1
         self.moved_bytes += item.info.size_bytes
-        if self._deletes:
+        assert self.plan is not None
+        if self.plan.moves:
             self.moved_keys.append(item.info.key)
         self._print("copied", item)
 

@@ -53,12 +53,12 @@ def info(
         penstock info
         penstock info s3://bucket/train/ --json
     """
-    from penstock.pipeline import shards
-    from penstock.sources.shards import read_classes
-
     machine = {"cores_count": len(os.sched_getaffinity(0)), "budget_bytes": default_budget_bytes()}
     facts: dict[str, Any] = {"versions": _versions(), "machine": machine}
     if url is not None:
+        from penstock.pipeline import shards
+        from penstock.sources.shards import read_classes
+
         with Stores(connection) as stores:
             location = stores.locate(url)
             facts["store"] = _store(location.store)

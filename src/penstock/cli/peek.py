@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
-from base64 import b64encode
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +14,11 @@ from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_grou
 from penstock.cli.output import counted, print_message, print_result, shown_classes
 from penstock.errors import ConfigError, ObjectMissingError, UnsupportedFormatError
 from penstock.redaction import printable
+from penstock.text.html_text import TILE_PIXELS, figure, grid
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-TILE_PIXELS = 160
-"""Longest side of an image on a contact sheet."""
 
 PNG_COLUMNS = 8
 _IMAGES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp"}
@@ -214,7 +210,7 @@ def _pillow() -> Any:
 
 
 def _tile(data: bytes) -> Any:
-    """Return an image of at most ``TILE_PIXELS``; a grey one if the bytes cannot be decoded."""
+    """Return an image whose longest side is at most ``TILE_PIXELS``; a grey one if the bytes cannot be decoded."""
     image_module, _ = _pillow()
     try:
         image = image_module.open(io.BytesIO(data))
@@ -249,15 +245,6 @@ def _as_html(images: list[tuple[str, str, bytes]]) -> bytes:
     for caption, _, data in images:
         out = io.BytesIO()
         _tile(data).save(out, format="JPEG", quality=85)
-        source = f"data:image/jpeg;base64,{b64encode(out.getvalue()).decode()}"
-        words = html.escape(caption)
-        figures.append(f'<figure><img src="{source}" alt="{words}"><figcaption>{words}</figcaption></figure>')
-    style = (
-        "body{font:13px system-ui,sans-serif;margin:1rem;display:flex;flex-wrap:wrap;gap:12px}"
-        f"figure{{margin:0;width:{TILE_PIXELS}px}}figcaption{{overflow-wrap:anywhere}}"
-    )
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>penstock peek</title>'
-        f"<style>{style}</style></head><body>{''.join(figures)}</body></html>\n"
-    )
-    return page.encode()
+        figures.append(figure([("jpeg", out.getvalue())], caption))
+    head = '<meta charset="utf-8"><title>penstock peek</title><style>body{font:13px system-ui,sans-serif;margin:1rem}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{grid(figures)}</body></html>\n'.encode()

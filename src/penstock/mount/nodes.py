@@ -27,7 +27,7 @@ class Node(NamedTuple):
         parent: Inode number of its directory; that of the root itself for the root.
         info: The object of a file; None for a directory.
         modified_s: Seconds since the epoch of its last change; that of the mount if the store says nothing.
-        seen_s: When the store was asked for this record, on the monotonic clock. Its lifetime begins here.
+        seen_s: Time of the request to the store for this record, on the monotonic clock. Its lifetime begins here.
         st_ino: Number that programs see, and that no other path has. It is a digest of the path, so it is the same in every
             version and every mount, unless that is the digest of another path of the mount, too.
     """
@@ -50,7 +50,7 @@ class Absent(NamedTuple):
     """The store has no object that would make a path exist.
 
     Attributes:
-        seen_s: When the store was asked, on the monotonic clock.
+        seen_s: Time of the request to the store, on the monotonic clock.
     """
 
     seen_s: float

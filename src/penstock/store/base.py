@@ -286,9 +286,9 @@ class Store(ABC):
         Args:
             key: Key of the object.
             part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; None takes 8 MiB.
-            if_match: As in ``write``; compared when the writer is closed.
-            headers: As in ``write``.
-            tags: As in ``write``.
+            if_match: ETag of the one version that may be replaced, compared when the writer is closed; None replaces any.
+            headers: Headers to keep with the object, as ``types.Put`` says.
+            tags: Tags of the object, at most 10 on S3.
         """
         from penstock.store.writing import Writer
 

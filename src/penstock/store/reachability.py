@@ -46,9 +46,9 @@ class Reachability:
 
     Attributes:
         address: The endpoint.
-        answered_s: When the latest request that was answered began, on the monotonic clock; 0 if only the parent process was
+        answered_s: Start of the latest request that was answered, on the monotonic clock; 0 if only the parent process was
             answered, and negative if nobody was.
-        since_s: When operations began to wait; None while none does.
+        since_s: Start of the wait of the first operation, on the monotonic clock; None while none waits.
         probe: The operation that is sent again to see whether the endpoint answers.
     """
 

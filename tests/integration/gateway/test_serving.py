@@ -89,15 +89,7 @@ def test_pages_of_configured_origins_may_read(folder: Path) -> None:
 def test_boto3_reads_from_it(start: Start, workers: int) -> None:
     """A client reads an object, a range and a listing; SIGTERM ends the gateway with code 0 and no process left."""
     gateway = start("--workers", str(workers))
-    config = Config(signature_version="s3v4", s3={"addressing_style": "path"})
-    client = boto3.client(
-        "s3",
-        endpoint_url=gateway.url,
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-        config=config,
-    )
+    client = client_of(gateway)
     assert client.get_object(Bucket="data", Key="deep/a.bin")["Body"].read() == DATA
     assert client.get_object(Bucket="data", Key="deep/a.bin", Range="bytes=5-9")["Body"].read() == DATA[5:10]
     assert [each["Key"] for each in client.list_objects_v2(Bucket="data")["Contents"]] == ["deep/a.bin"]
@@ -372,14 +364,7 @@ def test_an_upstream_that_cannot_be_used_is_seen(folder: Path, ministack: Minist
         assert lines == (
             "missing: the upstream's bucket does not exist\ntrain: the upstream refuses the gateway's credentials\n"
         )
-        client = boto3.client(
-            "s3",
-            endpoint_url=gateway.url,
-            region_name="us-east-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
-        )
+        client = client_of(gateway)
         for call in (
             lambda: client.get_object(Bucket="train", Key="k"),
             lambda: client.list_objects_v2(Bucket="train"),

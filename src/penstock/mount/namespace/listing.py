@@ -32,7 +32,7 @@ class EntriesPiece(NamedTuple):
     Attributes:
         names: Their names.
         infos: Their objects, or prefixes for directories.
-        seen_s: When the page was requested, on the monotonic clock.
+        seen_s: Time of the request for the page, on the monotonic clock.
     """
 
     names: Sequence[bytes]
