@@ -294,7 +294,7 @@ class _RawObject(RawFile):
         start, gap = self._position, self._position - self._held_end
         gap_bytes_max = BUFFER_BYTES if self._held_end == self._check.end else 0
         if self._stream is not None:
-            gap_bytes_max = self._gap_bytes_max
+            gap_bytes_max = max(gap_bytes_max, self._gap_bytes_max)  # at least the padding with which a stream begins
         if gap != 0 and not 0 < gap <= gap_bytes_max:
             self._drop_stream()
             self._run_fetches = 0

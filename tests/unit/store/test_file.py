@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from forking import exit_code_of, start_child
+from penstock.config import FetchConfig
 from penstock.errors import (
     ChecksumError,
     ClosedError,
@@ -188,6 +189,20 @@ def test_small_gaps_are_read_through(store: Counting) -> None:
     spans = sorted(store.spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert len(spans) < 20
+
+
+@pytest.mark.parametrize("length", [1 * MIB, 5 * MIB, -1])
+def test_padding_is_read_although_no_gap_is(memory: MemoryStore, length: int) -> None:
+    """With ``gap_bytes_max=0``, a large read just after the first 64 KiB begins with the padding, and comes to an end."""
+    store = Counting(memory)
+    store.fetch_config = FetchConfig(gap_bytes_max=0)
+    end = None if length < 0 else 80 * KIB + length
+    with store.open("large") as file:
+        file.seek(80 * KIB)
+        assert file.read(length) == LARGE[80 * KIB : end]
+    spans = sorted(store.spans)
+    assert spans[1][0] == 64 * KIB, "the padding is read, so that the checksum of the whole object can be compared"
+    assert all(left[1] <= right[0] for left, right in pairwise(spans)), spans
 
 
 def test_spans_of_a_run_cover_it_and_grow() -> None:
