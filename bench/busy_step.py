@@ -24,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
-from harness import Row, arguments, print_report, surroundings
+from harness import arguments
 from origin.origin import Origin
-from peers._steps import STEP_S
+
+from penstock.bench.clients.windows import STEP_S
+from penstock.bench.turns import Row, print_report, surroundings
 
 OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")
 PEER = "connector, 2 workers, our decoder"

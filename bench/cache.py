@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import epochs
-from clients import BUCKET, BenchError
-from harness import Row, arguments, objects, print_report, surroundings
+from clients import BUCKET
+from harness import arguments, objects
 from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, print_report, surroundings
 
 MIB = 1 << 20
 THREADS = 8

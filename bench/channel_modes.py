@@ -29,10 +29,13 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from clients import BUCKET, HERE, BenchError, Function
-from harness import Row, Run, arguments, memory_folder
+from clients import BUCKET, HERE, Function
+from harness import arguments, memory_folder
 from jobs import RUN, SLOW, program
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 PYTHON = HERE.parent / ".venvs" / "tensorflow" / "bin" / "python"
 PROGRAM = HERE / "peers" / "train_modes.py"

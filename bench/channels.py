@@ -25,11 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clients import BUCKET, HERE, BenchError, Function, Wrk
-from harness import MIB, Row, Run, arguments, objects
+from clients import BUCKET, HERE, Function, Wrk
+from harness import MIB, arguments, objects
 from jobs import RUN, SLOW, program
 from origin.origin import Origin
 from starts import measure_starts
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 THREADS = 32
 PEERS = HERE / "peers"

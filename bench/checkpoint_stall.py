@@ -18,9 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clients import BUCKET, HERE, BenchError
-from harness import Row, Run, arguments, memory_folder
+from clients import BUCKET, HERE
+from harness import arguments, memory_folder
 from origin.origin import ends_with_us
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 STALL_LIMIT, STALL_TARGET = 1.10, 1.0
 SAVES = 3

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clients import BUCKET, Client, Function
-from harness import Row, Run, arguments, memory_folder
+from harness import arguments, memory_folder
 from origin.origin import HERE as ORIGIN
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 TENSORS, TENSOR_BYTES = 120, 14_155_776  # 1.7 GB: 3 x 1024 x 1152 float32, about what a layer of a small model has
 QUICK_TENSORS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -14,27 +13,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from origin.origin import Origin, ends_with_us
+from origin.origin import Origin
+from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
+
+from penstock.bench.process import BenchError, ClientProcess, client_environment
 
 HERE = Path(__file__).resolve().parent
 BUCKET = "bench"
 
 
-class BenchError(RuntimeError):
-    """A client failed, or returned wrong bytes."""
+KEYS = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
+}  # fmt: skip
 
 
 class Client:
-    """One driver process, ``peers/drive_<driver>.py``, in its own venv. `options` are passed to its constructor."""
+    """One driver process, ``peers/<script>_<driver>.py``, in its own venv. `options` are passed to its constructor."""
 
     script = "drive"
     environment: ClassVar[dict[str, str]] = {}
+    answer_s_max = 600.0
 
     def __init__(self, name: str, driver: str, **options: Any) -> None:
         self.name, self.driver, self.options = name, driver, options
         self.versions: dict[str, str] = {}
-        self._process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process: ClientProcess | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -45,17 +49,18 @@ class Client:
     def python(self) -> Path:
         return Path(sys.executable) if self.is_ours else HERE / ".venvs" / self.driver / "bin" / "python"
 
+    @property
+    def command(self) -> list[str]:
+        return [str(self.python), str(HERE / "peers" / f"{self.script}_{self.driver}.py")]
+
     def start(self, origin: Origin) -> None:
         if not self.python.exists():
             raise BenchError(f"{self.name}: {self.python} is missing; run bench/setup.sh")
-        command = [str(self.python), str(HERE / "peers" / f"{self.script}_{self.driver}.py")]
-        if origin.ca_path:
-            command = _trusting(origin.ca_path, command)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | self.environment
-        self._process = subprocess.Popen(
-            [*ends_with_us("KILL"), *command], env=environment, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+        command = _trusting(origin.ca_path, self.command) if origin.ca_path else self.command
+        inherited = {key: value for key, value in client_environment().items() if not key.startswith("AWS_")}
+        tools = os.pathsep.join([str(HERE / ".venvs/awscli/bin"), os.environ["PATH"]])
+        environment = {**inherited, **KEYS, "PATH": tools, **self.environment}
+        self._process = ClientProcess(self.name, command, environment=environment, answer_s_max=self.answer_s_max)
         ca = str(origin.ca_path) if origin.ca_path else None
         opening = {"do": "open", "url": origin.url, "bucket": BUCKET, "ca": ca, "options": self.options}
         self.versions = self.ask(opening)["versions"]
@@ -68,25 +73,12 @@ class Client:
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"ended with status {self._process.wait(10)}"}
-        if "error" in answer:
-            self._errors.seek(0)
-            raise BenchError(f"{self.name}: {answer['error']}\n{self._errors.read()[-2000:]}")
-        return answer
+        return self._process.ask(command)
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.stdin.close()
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.close()
             self._process = None
-        self._errors.close()
 
 
 def _trusting(ca: Path, command: list[str]) -> list[str]:
@@ -107,6 +99,7 @@ class Wrk:
     """wrk on one thread, which neither signs requests nor keeps bodies: a lower bound of the cost. It runs for `seconds`."""
 
     name, driver = "wrk", "wrk"
+    is_warmed = False
 
     def __init__(self, *, connections: int, seconds: float, script: str) -> None:
         self.connections, self.seconds, self.script = connections, seconds, script

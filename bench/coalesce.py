@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from clients import BUCKET
-from harness import arguments, objects, print_report, surroundings
+from harness import arguments, objects
 from origin.origin import Origin
+
+from penstock.bench.turns import print_report, surroundings
 
 KIB, MIB = 1 << 10, 1 << 20
 PIECE_BYTES, OBJECT_BYTES = 64 * KIB, 64 * MIB

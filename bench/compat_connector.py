@@ -2,7 +2,7 @@
 
 8 000 objects of 100 KB, below one prefix, through ``S3IterableDataset.from_prefix(enable_sharding=True)`` in a DataLoader with
 workers, and through ``S3MapDataset`` in random order; each turn lists the prefix. The store answers after 30 ms and sends 90
-MB/s on each connection, or without delay (``--case``). Both run the same driver, ``peers/load_s3torchconnector.py``.
+MB/s on each connection, or without delay (``--case``). Both run the same driver, ``penstock.bench.clients.s3torchconnector``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import random
 from typing import Any
 
 from epochs import STORE, Loads, Samples, bucket, compare
-from harness import Row, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row
 
 OBJECT_BYTES = 100_000
 WORKERS = 4

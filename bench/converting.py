@@ -100,8 +100,10 @@ def fill(folder: Path, samples_count: int) -> int:
 
 def main() -> None:
     from clients import BUCKET
-    from harness import Row, Run, arguments, memory_folder
+    from harness import arguments, memory_folder
     from origin.origin import Origin
+
+    from penstock.bench.turns import Row, Run
 
     options = arguments(
         __doc__ or "",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import random
-import signal
 import statistics
 import sys
 import tarfile
@@ -13,15 +11,18 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from clients import BUCKET, BenchError, Client
-from harness import Run, memory_folder
+from clients import BUCKET, Client
+from harness import memory_folder
 from origin.origin import Origin
-from peers._loading import MASK, tree_pss_bytes
+
+from penstock.bench.clients.loop import MASK, tree_pss_bytes
+from penstock.bench.process import BenchError, client_command
+from penstock.bench.turns import Run
 
 STORE = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
 """The store answers after 30 ms and sends 90 MB/s on each connection."""
@@ -161,7 +162,8 @@ class Samples:
     def means(self) -> list[float]:
         """Return the mean of each distinct picture after Pillow resized it."""
         import numpy as np
-        from peers._decoders import pillow
+
+        from penstock.bench.clients.decoders import pillow
 
         return [float(np.asarray(pillow(image), "f4").mean()) for image in self.images]
 
@@ -199,46 +201,33 @@ def mixed_counts(total: int, sample_bytes: int, largest_bytes: int = 256 << 20) 
 
 
 class Loads(Client):
-    """A library that loads samples, driven by ``peers/load_<driver>.py``. `same` are entries of the job only for it."""
+    """A library that loads samples, driven by ``penstock.bench.clients``. `same` are entries of the job only for it."""
 
-    script = "load"
+    answer_s_max = ANSWER_S_MAX
 
     def __init__(self, name: str, driver: str, *, same: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(name, driver, **options)
         self.extra = same or {}
         self.pss_mb = 0.0
 
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Send a command. If the library hangs, kill it with its children and raise ``BenchError``."""
-        timer = threading.Timer(ANSWER_S_MAX, os.killpg, (self.pid, signal.SIGKILL))
-        timer.start()
-        try:
-            return super().ask(command)
-        finally:
-            timer.cancel()
-
-    def close(self) -> None:
-        """End the library and the processes that it leaves behind; MosaicML's workers outlive their parent."""
-        group = self.pid if self._process is not None else 0
-        super().close()
-        if group:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+    @property
+    def command(self) -> list[str]:
+        return client_command(self.driver, str(self.python))
 
     def job(self, job: dict[str, Any]) -> dict[str, Any]:
-        return {"do": "epoch", "batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}
+        return {"batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}
 
     def checked(self, samples: Samples, job: dict[str, Any]) -> None:
         """Run one uncounted epoch in which every byte is compared and memory is measured."""
         whole = {**self.job(job), "check": self.options.get("mode", "loader") == "loader"}
         with PeakPss(self.pid) as peak:
-            answer = self.ask(whole)
+            answer = self.ask({"do": "epoch", "job": whole})
         self.pss_mb = peak.peak_bytes / 1e6
         self._verify(samples, answer, whole)
 
     def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
         light = {**self.job(job), "check": False}
-        answer = self._verify(samples, self.ask(light), light)
+        answer = self._verify(samples, self.ask({"do": "epoch", "job": light}), light)
         return {**answer, "pss_mb": self.pss_mb}
 
     def _verify(self, samples: Samples, answer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -260,7 +249,7 @@ class Fresh(Loads):
         try:
             process.start(self.origin)
             self.versions = process.versions
-            answer = process.ask({**process.job(job), "check": True})
+            answer = process.ask({"do": "epoch", "job": {**process.job(job), "check": True}})
         finally:
             process.close()
         if answer["samples"] != BATCH or answer["check"] != samples.check(answer["labels"]):

@@ -14,9 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from clients import HERE, BenchError, Client
-from harness import Row, Run, arguments, keys_of, objects, verified
+from clients import HERE, Client
+from harness import arguments, keys_of, objects, verified
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 OBJECT_BYTES = 100 << 20
 COUNT = 8

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from epochs import BATCH, METRICS, STORE, Fresh, Samples, bucket, build_index, pack, photographs, thumbnails
-from harness import Row, Run, arguments
+from harness import arguments
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 ROUND_TRIP_S = 0.03
 WINDOW = 16384

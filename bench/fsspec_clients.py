@@ -12,9 +12,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from clients import BUCKET, BenchError, Client
-from harness import Row, Run, arguments, objects
+from clients import BUCKET, Client
+from harness import arguments, objects
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 CASES = {"paced": {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}, "plain": {}}
 WORKS = ("cat", "stream", "ranges", "small", "get", "find")

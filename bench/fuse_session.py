@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clients import HERE, BenchError, Function
-from harness import Row, Run, arguments, memory_folder
+from clients import HERE, Function
+from harness import arguments, memory_folder
 from peers import serve_memory
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 MIB = 1 << 20
 SMALL_REQUEST_BYTES = 128 * 1024  # the kernel's default

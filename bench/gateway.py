@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from clients import BUCKET, BenchError, Function, Wrk
-from harness import Row, Run, arguments, keys_of, memory_folder, objects
+from clients import BUCKET, Function, Wrk
+from harness import arguments, keys_of, memory_folder, objects
 from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from clients import BUCKET, BenchError
+from clients import BUCKET
 from gateway import gateway
 from harness import arguments, keys_of, memory_folder
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -18,8 +18,9 @@ from typing import Any
 import uvloop
 from aiohttp import web
 from clients import Function
-from harness import Row, Run, arguments
+from harness import arguments
 
+from penstock.bench.turns import Row, Run
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.config import AccessPoint, LambdaConfig
 from penstock.gateway.objects import Caller, GatewayRequest

@@ -26,9 +26,11 @@ from clients import BUCKET, HERE, Function
 from epochs import Loads, PeakPss, Samples, bucket, keys_in, thumbnails
 from gateway import gateway
 from gateway_transforms import cv2_pixels, decoded
-from harness import Row, Run, arguments
+from harness import arguments
 from origin.origin import Origin
-from peers._loading import tree_cpu_s
+
+from penstock.bench.clients.loop import tree_cpu_s
+from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,10 +12,13 @@ import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from clients import BenchError, Function
+from clients import Function
 from crc32c import crc32c
 from epochs import thumbnails
-from harness import Row, Run, arguments
+from harness import arguments
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from clients import HERE, Function, ran
-from harness import Row, Run, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row, Run
 
 IMPORTS = {"boto3": "boto3", "connector": "s3torchconnector", "obstore": "obstore", "s3fs": "s3fs"}
 METRICS = {"ms": lambda answer: answer["seconds"] * 1e3}

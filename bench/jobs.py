@@ -7,8 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
-from clients import BenchError
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
 
 SLOW = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
 PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from clients import Client, Wrk
-from harness import Row, Run, arguments, keys_of, objects, verified
+from harness import arguments, keys_of, objects, verified
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 OBJECT_BYTES = 100 << 20
 PART_BYTES = 8 << 20

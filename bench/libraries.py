@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import Loads, Samples, bucket, compare, keys_in, lowest, mixed_counts, pack, photographs
-from harness import Row, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row
 
 PEERS = {
     "webdataset": ("webdataset 8", "webdataset 2", "webdataset 0"),

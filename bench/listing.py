@@ -5,9 +5,12 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from clients import BUCKET, BenchError, Client
-from harness import Row, Run, arguments, objects
+from clients import BUCKET, Client
+from harness import arguments, objects
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 METRICS = {
     "seconds": lambda answer: answer["seconds"],

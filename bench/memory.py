@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from clients import BUCKET, Function, ran
-from harness import Row, Run, arguments, keys_of, objects
+from harness import arguments, keys_of, objects
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 METRICS = {
     "peak MB": lambda answer: answer["peak_bytes"] / 1e6,

@@ -28,10 +28,13 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from clients import BUCKET, HERE, BenchError, ran
-from harness import MIB, Row, Run, arguments, keys_of, memory_folder, objects
+from clients import BUCKET, HERE, ran
+from harness import MIB, arguments, keys_of, memory_folder, objects
 from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 DELAYED = {"ttfb_ms": 30.0, "rate_bytes_per_s": 90_000_000}
 NETWORKS: dict[str, dict[str, Any]] = {"30 ms, 90 MB/s a connection": DELAYED, "no delay": {}}

@@ -64,7 +64,9 @@ class OneTurn:
         Raises:
             BenchError: The client failed, took too long, or did not do everything.
         """
-        from clients import BUCKET, BenchError
+        from clients import BUCKET
+
+        from penstock.bench.process import BenchError
 
         command = [self._python, self._script, "--client", self.kind, self._origin.url, BUCKET, *self._words]
         try:

@@ -129,9 +129,10 @@ def run_webdataset(endpoint_url: str, bucket: str, files: str, at_a_time: str) -
 def run_mosaicml(endpoint_url: str, bucket: str, files: str, at_a_time: str) -> dict[str, Any]:
     count, threads = int(files), int(at_a_time)
     sys.path.insert(0, str(HERE / "peers"))
-    import _without_torchvision  # noqa: F401 - before streaming
     import boto3
     import streaming
+
+    import penstock.bench.clients.without_torchvision  # noqa: F401 - before streaming
 
     os.environ |= {
         "S3_ENDPOINT_URL": endpoint_url,
@@ -210,8 +211,10 @@ def _client_of(name: str, kind: str, count: int, *, threads: int = 0) -> OneTurn
 
 def main() -> None:
     from clients import BUCKET
-    from harness import Row, Run, arguments, memory_folder
+    from harness import arguments, memory_folder
     from origin.origin import Origin
+
+    from penstock.bench.turns import Row, Run
 
     options = arguments(
         __doc__ or "",

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, pack
-from harness import Row, Run, arguments
+from harness import arguments
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 SAMPLE_BYTES = 100_000
 OBJECTS = ("objects, Loader", "objects, stream")

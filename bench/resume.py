@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import BATCH, METRICS, STORE, Fresh, Loads, Samples, bucket, build_index, mixed_counts, photographs
-from harness import Row, Run, arguments
+from harness import arguments
 from origin.origin import Origin
+
+from penstock.bench.turns import Row, Run
 
 MODES = ("stream", "require")
 NAMES = {"stream": "without an index", "require": "by an index"}
@@ -21,7 +23,9 @@ def saved(origin: Origin, index: dict[str, str], job: dict[str, Any], batches: i
     client = Loads("penstock", "penstock", **index)
     try:
         client.start(origin)
-        client.ask({**client.job(job), "check": False, "batches_max": batches, "state_at": batches})
+        client.ask(
+            {"do": "epoch", "job": {**client.job(job), "check": False, "batches_max": batches, "state_at": batches}}
+        )
     finally:
         client.close()
 

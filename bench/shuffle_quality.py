@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from clients import Function
-from harness import Run, arguments
+from harness import arguments
 
+from penstock.bench.turns import Run
 from penstock.order import IndexedOrder, StreamOrder
 
 BATCH, CLASSES_COUNT, LAYOUT = 1024, 100, (1000, 1000)  # shards, samples in each

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import Loads, Samples, bucket, compare, keys_in, mixed_counts, photographs
-from harness import Row, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row
 
 ALONE = "decoding alone"
 CONNECTORS = ("connector 8", "connector best")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from clients import Client, Wrk
-from harness import Row, Run, arguments, keys_of, objects, verified
+from harness import arguments, keys_of, objects, verified
 from origin.origin import Origin
 
 from penstock import FetchConfig
+from penstock.bench.turns import Row, Run
 
 OBJECT_BYTES = 100_000
 CONNECTIONS = FetchConfig().requests_max

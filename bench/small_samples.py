@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import Loads, Samples, bucket, compare, thumbnails
-from harness import Row, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row
 
 TIMES = 2
 """That each shard is in the bucket: of an epoch of less than a second, the start would be an eighth."""

@@ -26,10 +26,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from clients import BUCKET, HERE, BenchError, Function
-from harness import Run, memory_folder
+from clients import BUCKET, HERE, Function
+from harness import memory_folder
 from jobs import PENSTOCK, RUN, SLOW, program
 from origin.origin import Origin
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Run
 
 READER = HERE / "peers" / "read_first.py"
 RECORD = b"0123456789" * 10

@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clients import HERE, BenchError, Function, ran
-from harness import Row, Run, arguments, memory_folder
+from clients import HERE, Function, ran
+from harness import arguments, memory_folder
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 METRICS = {
     "rows/s": lambda answer: answer["rows"] / answer["seconds"],

@@ -9,8 +9,11 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from clients import HERE, BenchError, Function, ran
-from harness import Row, Run, arguments, memory_folder
+from clients import HERE, Function, ran
+from harness import arguments, memory_folder
+
+from penstock.bench.process import BenchError
+from penstock.bench.turns import Row, Run
 
 METRICS = {
     "samples/s": lambda answer: answer["samples"] / answer["cpu_s"],

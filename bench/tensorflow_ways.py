@@ -15,8 +15,10 @@ from clients import BUCKET
 from epochs import METRICS, STORE, Samples, bucket
 from gateway import gateway
 from gateway_tensorflow import TensorFlowReader
-from harness import Run, arguments
+from harness import arguments
 from origin.origin import Origin
+
+from penstock.bench.turns import Run
 
 IMAGE_BYTES = 100_000
 TOTAL_BYTES = 1_000_000_000

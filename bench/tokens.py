@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from epochs import BATCH, METRICS, Loads, Samples, bucket, compare, pack
-from harness import Row, arguments
+from harness import arguments
 from origin.origin import Origin
-from peers._loading import MASK, block_of
+
+from penstock.bench.clients.loop import MASK, block_of
+from penstock.bench.turns import Row
 
 BLOCK = 2048
 PEERS = {"LitData": ("litdata 2", "litdata 0"), "MosaicML Streaming": ("mosaicml 2", "mosaicml 0")}
@@ -40,7 +42,7 @@ class Resumed(Loads):
         try:
             process.start(self.origin)
             self.versions = process.versions
-            return process.ask({**process.job(job), "check": True})
+            return process.ask({"do": "epoch", "job": {**process.job(job), "check": True}})
         finally:
             process.close()
 

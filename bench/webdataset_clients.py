@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from epochs import STORE, Loads, Samples, bucket, compare, mixed_counts, photographs
-from harness import Row, arguments
+from harness import arguments
+
+from penstock.bench.turns import Row
 
 WORKERS = 4
 OURS = "s3:// by penstock"

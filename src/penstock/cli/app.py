@@ -14,6 +14,7 @@ import typer
 
 import penstock
 from penstock.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from penstock.cli.bench import bench
 from penstock.cli.bucket import mb, presign
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint
@@ -114,6 +115,7 @@ app.command(
 app.command(name="umount", no_args_is_help=True)(umount)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.command(name="run", no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run_command)
+app.add_typer(bench)
 app.add_typer(cache)
 app.add_typer(checkpoint)
 gateway.command()(fill)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def pack_parquet(source: str, target: str, group_bytes: int = 16 << 20, file_bytes: int = 64 << 20) -> None:
@@ -26,7 +28,7 @@ def pack_parquet(source: str, target: str, group_bytes: int = 16 << 20, file_byt
             labels.clear()
 
     held = 0
-    for image, label in _loading.tar_samples(source):
+    for image, label in loop.tar_samples(source):
         if writer is None:
             writer = pq.ParquetWriter(
                 f"{target}/{number:05d}.parquet", schema, compression="none", use_dictionary=False
@@ -50,7 +52,7 @@ def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
     return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
 
 
-class Datasets(_loading.Plain):
+class Datasets(loop.Plain):
     """`workers` 0: ``with_format("arrow").iter``; else a DataLoader over it."""
 
     packages = ("datasets", "s3fs")
@@ -63,7 +65,7 @@ class Datasets(_loading.Plain):
     def pack(self, source: str, target: str) -> None:
         pack_parquet(source, target)
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         from datasets import load_dataset
 
         files = [f"s3://{self.bucket}/{key}" for key in job["parquet"]]
@@ -78,5 +80,4 @@ class Datasets(_loading.Plain):
             yield table["image"].to_pylist(), table["label"].to_pylist()
 
 
-if __name__ == "__main__":
-    _loading.serve(Datasets)
+CLIENT = Datasets

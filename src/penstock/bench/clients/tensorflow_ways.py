@@ -11,15 +11,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
-from _driver import ACCESS_KEY, REGION, SECRET_KEY
-from load_gateway import GatewayReader
-from load_tensorflow import Strings
+from penstock.bench.clients.gateway import GatewayReader
+from penstock.bench.clients.tensorflow import Strings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.bench.clients import loop
 
 
 class TensorFlowWays(GatewayReader):
@@ -31,15 +33,13 @@ class TensorFlowWays(GatewayReader):
         if self.way == "mount":
             import penstock as ps
 
-            keys = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
             self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            options = {"endpoint_url": self.url, "region": REGION, "credentials": keys}
-            self._stack.enter_context(ps.mount(f"s3://{self.bucket}/", self.directory, **options))
+            self._stack.enter_context(ps.mount(f"s3://{self.bucket}/", self.directory, endpoint_url=self.url))
 
     def finish(self) -> None:
         self._stack.close()
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Every sample once."""
         made = self._records(job) if self.way in ("dataset", "gateway") else self._parsed(job)
         for images, labels in made:
@@ -74,5 +74,4 @@ class TensorFlowWays(GatewayReader):
             raise RuntimeError(f"penstock cat ended with status {process.returncode}")
 
 
-if __name__ == "__main__":
-    _loading.serve(TensorFlowWays)
+CLIENT = TensorFlowWays

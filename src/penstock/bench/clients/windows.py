@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STEP_S = 0.02
 
@@ -31,7 +33,7 @@ class _Used(NamedTuple):
     thread_s: float
     process_s: float
     queued_s: float
-    switches: int
+    switches: float
 
     @classmethod
     def now(cls) -> _Used:
@@ -70,6 +72,7 @@ class Windows:
         for number in range(1, count + 1):
             if kind != "bare":
                 asked_s, cpu_s = time.perf_counter(), time.thread_time()
+                assert self._batches is not None
                 images, _ = next(self._batches)
                 if len(images) != job["batch"]:
                     raise AssertionError(f"a batch of {len(images)}, not of {job['batch']}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _decoders
-import _loading
 import torch
-from _driver import REGION
 from s3torchconnector import S3ClientConfig, S3IterableDataset, S3MapDataset
 from torch.utils.data import DataLoader, IterableDataset
+
+from penstock.bench.clients import decoders, loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Tars(IterableDataset):
@@ -54,9 +56,10 @@ def as_tensor(samples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return torch.stack([torch.from_numpy(image) for image in images]), list(labels)
 
 
-class Connector(_loading.Plain):
-    """`decoder` names one of ``_decoders``. A job's `objects` stands for the map dataset in random order, `stream` for single
-    objects through the iterable one.
+class Connector(loop.Plain):
+    """`decoder` names one of ``decoders.py``.
+
+    A job's `objects` stands for the map dataset in random order, `stream` for single objects through the iterable one.
     """
 
     packages = ("s3torchconnector", "s3torchconnectorclient", "torch")
@@ -75,13 +78,13 @@ class Connector(_loading.Plain):
     ) -> None:
         tuned = {} if throughput_target_gbps is None else {"throughput_target_gbps": throughput_target_gbps}
         config = S3ClientConfig(force_path_style=True, part_size=part_bytes, **tuned)
-        self.options = {"region": REGION, "endpoint": url, "s3client_config": config}
+        self.options = {"region": os.environ["AWS_REGION"], "endpoint": url, "s3client_config": config}
         self.bucket, self.workers, self.decoder = bucket, workers, decoder
         self.buffer_bytes, self.prefetch = buffer_bytes, prefetch
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         uris = [f"s3://{self.bucket}/{key}" for key in job["keys"]]
-        decode = _decoders.DECODERS[self.decoder or "pillow"] if job.get("decode") else None
+        decode = decoders.DECODERS[self.decoder or "pillow"] if job.get("decode") else None
         dataset: Any
         if job.get("objects"):
             dataset = S3MapDataset.from_objects(uris, transform=Whole(decode), **self.options)
@@ -101,5 +104,4 @@ class Connector(_loading.Plain):
             yield (images.numpy() if decode else images), labels
 
 
-if __name__ == "__main__":
-    _loading.serve(Connector)
+CLIENT = Connector

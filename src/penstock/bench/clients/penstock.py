@@ -12,23 +12,24 @@ import sys
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
-
-import _decoders
-import _loading
-from _driver import REGION
+from typing import TYPE_CHECKING, Any, Self
 
 import penstock as ps
 from penstock import Loader  # its modules now, as peers' imports have theirs, and not under the clock
+from penstock.bench.clients import decoders, loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 AHEAD_BYTES = 64 << 20
 
 
 class Penstock:
-    """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards;
+    """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
+
     ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one.
+
     `mount`: a folder to read instead of the bucket.
     """
 
@@ -37,7 +38,7 @@ class Penstock:
     def __init__(self, *, url: str, bucket: str, mode: str = "loader", mount: str = "", **loader: Any) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
         self.cache = ""
-        self.connection = {} if mount else {"endpoint_url": url, "region": REGION}
+        self.connection = {} if mount else {"endpoint_url": url}
         self.root = mount or f"s3://{bucket}"
 
     def prepare(self, job: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ class Penstock:
     def finish(self) -> None:
         shutil.rmtree(self.cache, ignore_errors=True)
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         if self.mode == "raw":
             return self._raw(job)
         if self.mode == "bare":
@@ -70,20 +71,20 @@ class Penstock:
             pipeline = pipeline.token_blocks(job["block"], dtype="uint16")
         if job.get("decode"):
             labels = [] if job.get("objects") else [ps.Integer(job["label"])]
-            pipeline = pipeline.decode(ps.Image(name, height=_decoders.SIDE, width=_decoders.SIDE), *labels)
+            pipeline = pipeline.decode(ps.Image(name, height=decoders.SIDE, width=decoders.SIDE), *labels)
         return pipeline.batch(job["batch"], drop_last=False)
 
-    def _load(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def _load(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         name = job["image"]
         with Loader(self.pipeline(job), **self.loader) as loader:
-            for batch in _loading.begun(loader, job):
+            for batch in loop.begun(loader, job):
                 if job.get("block"):
-                    yield _loading.of_blocks(batch["tokens"])
+                    yield loop.of_blocks(batch["tokens"])
                 else:
                     yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
                 del batch
 
-    def _by_number(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def _by_number(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """A permutation of all samples, by ranges of their own; shards by the index that the job has."""
         import numpy as np
 
@@ -101,7 +102,7 @@ class Penstock:
                 else:
                     yield images, [sample[job["label"]] for sample in batch]
 
-    def _raw(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def _raw(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Parts instead of samples, in order: no parser, no batch, no order."""
         store = ps.connect(f"s3://{self.bucket}", **self.connection)
         keys = [info.key for info in store.list(job["prefix"] + "/")]
@@ -109,13 +110,13 @@ class Penstock:
             yield [chunk.data], [0]
             del chunk
 
-    def _decode(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def _decode(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Decodes the pictures of `job`'s files as often as the epoch has them, while the server sends their bytes."""
         import numpy as np
 
-        field = _decoders._field(job["image"])
-        pictures = [memoryview(image) for image, _ in itertools.islice(_loading.tar_samples(job["pictures"]), 512)]
-        total, side = job["samples"], _decoders.SIDE
+        field = decoders._field(job["image"])
+        pictures = [memoryview(image) for image, _ in itertools.islice(loop.tar_samples(job["pictures"]), 512)]
+        total, side = job["samples"], decoders.SIDE
         threads = self.loader.get("threads", 2)
         with _Discarding(self.url, self.bucket, job["keys"]) as server, ThreadPoolExecutor(threads) as pool:
 
@@ -141,7 +142,7 @@ class _Discarding:
     """A process that reads the shards from the server and drops their bytes in the kernel, at the pace of ``allow``."""
 
     def __init__(self, url: str, bucket: str, keys: list[str]) -> None:
-        command = [sys.executable, __file__, url, bucket, *keys]
+        command = [sys.executable, "-m", __spec__.name, url, bucket, *keys]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._owed_bytes, self._allowed_bytes, self._lock = AHEAD_BYTES, AHEAD_BYTES, threading.Lock()
 
@@ -200,8 +201,7 @@ def discard(url: str, bucket: str, keys: list[str]) -> None:
     sys.stdout.write(str(total))
 
 
+CLIENT = Penstock
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        discard(sys.argv[1], sys.argv[2], sys.argv[3:])
-    else:
-        _loading.serve(Penstock)
+    discard(sys.argv[1], sys.argv[2], sys.argv[3:])

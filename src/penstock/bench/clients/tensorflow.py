@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
-from _driver import REGION
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-class TensorFlow(_loading.Plain):
+class TensorFlow(loop.Plain):
     """`via` is ``local`` (the kernel's page cache), or ``boto3``: tensorflow-io does not load into this one.
 
     With ``boto3`` a py_function fetches whole shards, eight at a time, and gives its records as one tensor each.
@@ -34,7 +35,7 @@ class TensorFlow(_loading.Plain):
         from botocore.config import Config
 
         config = Config(max_pool_connections=32, s3={"addressing_style": "path"})
-        client = boto3.client("s3", endpoint_url=self.url, region_name=REGION, config=config)
+        client = boto3.client("s3", endpoint_url=self.url, config=config)
 
         def fetch(key: Any) -> Any:
             body = client.get_object(Bucket=self.bucket, Key=key.numpy().decode())["Body"].read()
@@ -53,7 +54,7 @@ class TensorFlow(_loading.Plain):
         keys = tf.data.Dataset.from_tensor_slices(job["tfrecord"])
         return keys.map(shard, num_parallel_calls=self.readers).unbatch()
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         import tensorflow as tf
 
         features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -80,5 +81,4 @@ class Strings:
         return (range(length) for length in self.lengths.tolist())
 
 
-if __name__ == "__main__":
-    _loading.serve(TensorFlow)
+CLIENT = TensorFlow

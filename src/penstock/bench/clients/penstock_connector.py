@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 
-import _loading
-
 import penstock.compat.s3torchconnector
 
 sys.modules["s3torchconnector"] = penstock.compat.s3torchconnector
 
-from load_s3torchconnector import Connector  # noqa: E402 - it imports the name that was changed
+from penstock.bench.clients.s3torchconnector import Connector  # noqa: E402 - it imports the name that was changed
 
 
 class Changed(Connector):
@@ -19,5 +17,4 @@ class Changed(Connector):
     packages = ("penstock-data", "torch")
 
 
-if __name__ == "__main__":
-    _loading.serve(Changed)
+CLIENT = Changed

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
-import _without_torchvision  # noqa: F401 - before streaming
 import numpy as np
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
+
+import penstock.bench.clients.without_torchvision  # noqa: F401 - before streaming
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -45,13 +48,13 @@ class Mosaic:
             with MDSWriter(
                 out=target, columns={"tokens": f"ndarray:uint16:{self.block}"}, size_limit=1 << 26
             ) as writer:
-                for image, label in _loading.tar_samples(source):
-                    writer.write({"tokens": _loading.block_of(image, label)})
+                for image, label in loop.tar_samples(source):
+                    writer.write({"tokens": loop.block_of(image, label)})
             return
         size = Path(target).name.partition("-of-")[2]
         columns = {"image": "bytes", "label": "int"}
         with MDSWriter(out=target, columns=columns, size_limit=int(size or 1 << 26)) as writer:
-            for image, label in _loading.tar_samples(source):
+            for image, label in loop.tar_samples(source):
                 writer.write({"image": image, "label": label})
 
     def prepare(self, job: dict[str, Any]) -> None:
@@ -60,7 +63,7 @@ class Mosaic:
             return
         self.local = tempfile.mkdtemp(prefix="penstock-mosaic-", dir=job["scratch"])
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = StreamingDataset(
             remote=f"s3://{self.bucket}/{job['mosaicml']}", local=f"{self.local}/copy", batch_size=job["batch"],
             shuffle=bool(job.get("shuffle")), **self.dataset,
@@ -69,8 +72,8 @@ class Mosaic:
             loader = StreamingDataLoader(
                 dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_blocks
             )
-            for batch in _loading.begun(loader, job):
-                yield _loading.of_blocks(batch["tokens"])
+            for batch in loop.begun(loader, job):
+                yield loop.of_blocks(batch["tokens"])
             return
         yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
 
@@ -83,5 +86,4 @@ class Mosaic:
             left.unlink(missing_ok=True)
 
 
-if __name__ == "__main__":
-    _loading.serve(Mosaic)
+CLIENT = Mosaic

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
 import litdata
 import torch
 from litdata.streaming import downloader
 from litdata.streaming.item_loader import TokensLoader
+
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -69,11 +72,11 @@ class LitData:
         count = Path(target).name.partition("-of-")[2]
         if self.block:
             cache = Cache(target, chunk_bytes="64MB", item_loader=TokensLoader(self.block))
-            for index, (image, label) in enumerate(_loading.tar_samples(source)):
-                cache[index] = torch.from_numpy(_loading.block_of(image, label))
+            for index, (image, label) in enumerate(loop.tar_samples(source)):
+                cache[index] = torch.from_numpy(loop.block_of(image, label))
         else:
             cache = Cache(target, **({"chunk_size": int(count)} if count else {"chunk_bytes": "64MB"}))
-            for index, (image, label) in enumerate(_loading.tar_samples(source)):
+            for index, (image, label) in enumerate(loop.tar_samples(source)):
                 cache[index] = {"image": image, "label": label}
         cache.done()
         cache.merge()
@@ -86,7 +89,7 @@ class LitData:
         else:
             self.cache = tempfile.mkdtemp(prefix="penstock-litdata-", dir=job["scratch"])
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = litdata.StreamingDataset(
             f"s3://{self.bucket}/{job['litdata']}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
             storage_options={"endpoint_url": self.url}, drop_last=False, **self.dataset,
@@ -94,15 +97,15 @@ class LitData:
         )  # fmt: skip
         if self.block:
             loader = litdata.StreamingDataLoader(dataset, batch_size=job["batch"], num_workers=self.workers)
-            for batch in _loading.begun(loader, job):
-                yield _loading.of_blocks(batch.numpy())
+            for batch in loop.begun(loader, job):
+                yield loop.of_blocks(batch.numpy())
             return
         if self.by_number:
             loader = torch.utils.data.DataLoader(
                 ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=as_lists
             )
             samples = (sample for images, labels in loader for sample in zip(images, labels, strict=True))
-            yield from _loading.batched(samples, job["batch"])
+            yield from loop.batched(samples, job["batch"])
             return
         yield from litdata.StreamingDataLoader(
             dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists
@@ -113,5 +116,4 @@ class LitData:
             shutil.rmtree(self.cache, ignore_errors=True)
 
 
-if __name__ == "__main__":
-    _loading.serve(LitData)
+CLIENT = LitData

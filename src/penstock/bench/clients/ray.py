@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
-from _driver import ACCESS_KEY, REGION, SECRET_KEY
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.bench.clients import loop
 
 
 class RayData:
@@ -27,12 +28,12 @@ class RayData:
             configure_logging=False,
         )  # fmt: skip
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         import ray
         from pyarrow.fs import S3FileSystem
 
         files = S3FileSystem(
-            endpoint_override=self.url, access_key=ACCESS_KEY, secret_key=SECRET_KEY, region=REGION,
+            endpoint_override=self.url, region=os.environ["AWS_REGION"],
         )  # fmt: skip
         paths = [f"{self.bucket}/{key}" for key in job["parquet"]]
         dataset = ray.data.read_parquet(paths, filesystem=files)
@@ -46,5 +47,4 @@ class RayData:
         ray.shutdown()
 
 
-if __name__ == "__main__":
-    _loading.serve(RayData)
+CLIENT = RayData

@@ -6,18 +6,19 @@ import http.client
 import io
 import os
 import tarfile
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import _loading
-from _driver import ACCESS_KEY, REGION, SECRET_KEY
-from load_tensorflow import Strings
+from penstock.bench.clients import loop
+from penstock.bench.clients.tensorflow import Strings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-class GatewayReader(_loading.Plain):
+class GatewayReader(loop.Plain):
     """`way` is ``direct`` (the tars themselves) or ``records``; a job names the endpoint and the keys."""
 
     packages = ("tensorflow-cpu", "penstock-data")
@@ -25,7 +26,7 @@ class GatewayReader(_loading.Plain):
     def __init__(self, *, url: str, bucket: str, way: str) -> None:
         self.url, self.bucket, self.way = url, bucket, way
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Every sample once: pixels and labels in batches."""
         dataset = self._direct(job) if self.way == "direct" else self._records(job)
         for pixels, labels in dataset:
@@ -64,7 +65,6 @@ class GatewayReader(_loading.Plain):
         shards = ps.shards(
             [f"s3://{self.bucket}/{key}" for key in job["keys"]], format="tfrecord-raw",
             endpoint_url=job.get("url") or self.url,
-            region=REGION, credentials=ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY),
         )  # fmt: skip
         features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
@@ -89,5 +89,4 @@ class _Images:
         return (memoryview(image).cast("B") for image in self.images)
 
 
-if __name__ == "__main__":
-    _loading.serve(GatewayReader)
+CLIENT = GatewayReader

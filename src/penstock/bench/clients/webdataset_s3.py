@@ -9,16 +9,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _loading
 import webdataset as wds
 
-HERE = Path(__file__).resolve().parent
-AWS = HERE.parent / ".venvs/awscli/bin/aws"
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def listed(samples: list[tuple[bytes, bytes]]) -> tuple[Any, Any]:
@@ -27,7 +26,7 @@ def listed(samples: list[tuple[bytes, bytes]]) -> tuple[Any, Any]:
     return list(images), list(labels)
 
 
-class WebDatasetS3(_loading.Plain):
+class WebDatasetS3(loop.Plain):
     """Batches are made in the workers."""
 
     packages = ("webdataset", "s3torchconnector", "torch")
@@ -37,18 +36,17 @@ class WebDatasetS3(_loading.Plain):
         os.environ["AWS_ENDPOINT_URL"] = url
         prefix, end = f"s3://{bucket}/", ""
         if way == "penstock":
-            sys.path.insert(0, str(HERE.parents[1] / "src"))
             import penstock.webdataset  # noqa: F401 - registers s3://
         elif way == "curl":
             prefix = f"pipe:curl -s -f {url}/{bucket}/"
         elif way == "aws":
-            prefix, end = f"pipe:{AWS} s3 cp {prefix}", " -"
+            prefix, end = f"pipe:aws s3 cp {prefix}", " -"
         else:
             sys.modules["webdataset.gopen"].gopen_schemes["connector"] = partial(opened, self)
             prefix = f"connector://{bucket}/"
         self.urls = lambda keys: [f"{prefix}{key}{end}" for key in keys]
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = wds.WebDataset(self.urls(job["keys"]), shardshuffle=False, empty_check=False)
         dataset = dataset.to_tuple(job["image"], "cls").batched(job["batch"], collation_fn=listed)
         yield from wds.WebLoader(dataset, batch_size=None, num_workers=self.workers)
@@ -63,5 +61,4 @@ def opened(client: WebDatasetS3, url: str, mode: str, bufsize: int) -> Any:
     return io.BufferedReader(reader, client.buffer_bytes) if client.buffer_bytes else reader
 
 
-if __name__ == "__main__":
-    _loading.serve(WebDatasetS3)
+CLIENT = WebDatasetS3

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SIDE = 224
 
@@ -28,7 +28,6 @@ def penstock(data: Any) -> Any:
 def _field(name: str = "jpg") -> Any:
     global _image
     if _image is None:
-        sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))
         from penstock.pipeline import Image
 
         _image = Image(name, height=SIDE, width=SIDE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import _decoders
-import _loading
 import torch
 import webdataset as wds
+
+from penstock.bench.clients import decoders, loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Collate:
@@ -24,7 +26,7 @@ class Collate:
         return torch.stack([torch.from_numpy(self.decode(image)) for image in images]), list(labels)
 
 
-class WebDataset(_loading.Plain):
+class WebDataset(loop.Plain):
     """Batches are made in the workers, as its documentation advises."""
 
     packages = ("webdataset", "torch")
@@ -32,14 +34,13 @@ class WebDataset(_loading.Plain):
     def __init__(self, *, url: str, bucket: str, workers: int = 8, decoder: str | None = None) -> None:
         self.url, self.bucket, self.workers, self.decoder = url, bucket, workers, decoder
 
-    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+    def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         urls = [f"pipe:curl -s -f {self.url}/{self.bucket}/{key}" for key in job["keys"]]
-        decode = _decoders.DECODERS[self.decoder or "pillow"] if job.get("decode") else None
+        decode = decoders.DECODERS[self.decoder or "pillow"] if job.get("decode") else None
         dataset = wds.WebDataset(urls, shardshuffle=False, empty_check=False).to_tuple(job["image"], "cls")
         dataset = dataset.batched(job["batch"], collation_fn=Collate(decode))
         for images, labels in wds.WebLoader(dataset, batch_size=None, num_workers=self.workers):
             yield (images.numpy() if decode else images), labels
 
 
-if __name__ == "__main__":
-    _loading.serve(WebDataset)
+CLIENT = WebDataset

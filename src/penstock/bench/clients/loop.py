@@ -1,25 +1,34 @@
-"""The loop of the drivers that load samples: one epoch of batches at a time. Standard library only.
+"""The process of a client that loads samples: it reads commands and answers them, one line of JSON each. Standard library only.
 
-Commands, a JSON line each, beside ``open`` (see ``_driver.py``):
-  {"do": "pack", "source": folder of tars, "target": folder}              -> {}: the same samples in the peer's format
-  {"do": "epoch", "image": "jpg", ..., "check": bool, "batches_max": n}   -> {"seconds", "first_s", "cpu_s", ...}
-  {"do": "steps", ...}: see ``_steps.py``
-``cpu_s`` is user plus system time of the client and everything it started. ``seconds`` and ``first_s`` count from before
-the data set is made. With ``check`` every sample's bytes enter a sum; without, only their number and lengths do.
+Commands:
+  {"do": "open", "url": endpoint or null, "bucket": ..., "options": {...}}  -> {"versions": {...}}
+  {"do": "pack", "source": folder of tars, "target": folder}               -> {}: the same samples in the peer's format
+  {"do": "epoch", "job": {...}}                                            -> see ``run_epoch``
+  {"do": "steps", ...}                                                     -> see ``windows.py``
+Any failure answers {"error": text}. Credentials and region come from the environment, as each library finds them.
+
+A job has "keys" (of the bucket, in order), "prefix" (their folder), "batch", and the names of two fields, "image" (the
+largest) and "label" (or null). Other entries are read by single clients.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from penstock.bench.clients.steps import make_step
+from penstock.bench.clients.windows import Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Batch: TypeAlias = tuple[Any, Any]
 """Images (buffers, or one array[B, H, W, 3]) and labels (texts, numbers or one array), one of each for a sample."""
@@ -51,8 +60,9 @@ def tar_samples(folder: str) -> Iterator[tuple[bytes, int]]:
         with tarfile.open(path) as archive:
             members = iter(archive)
             for image in members:
-                label = next(members)
-                yield archive.extractfile(image).read(), int(archive.extractfile(label).read())
+                found = archive.extractfile(image), archive.extractfile(next(members))
+                data, label = [file.read() for file in found if file is not None]
+                yield data, int(label)
 
 
 def label_of(label: Any) -> int:
@@ -108,8 +118,8 @@ def tree(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                found += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
         except OSError:
             continue  # ended meanwhile
     return found
@@ -139,31 +149,55 @@ def tree_pss_bytes(pid: int) -> int:
     return total * 1024
 
 
-def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
+def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Load an epoch or its beginning, and answer what that took.
+
+    `job` may have "batches_max", "seconds_max" (then it ends with the batch that is late), "cached" (the first batch
+    comes again and again), "step" (see ``steps.py``) and
+    "check" (the bytes of every sample enter a sum, and not only their number and lengths).
+
+    Returns:
+        "seconds" and "first_s" count from before the data set is made. "cpu_s" is user and system time of the client and all
+        that it started. "stall_s" is the time in which the loop waited for batches after the first one, "step_s" that of its
+        steps. "times_s" are the times at which batches came, "counts" and "sizes" the samples and bytes that had come by then.
+    """
+    step = make_step(job.get("step"))
     client.prepare(job)
-    tally, first_s, most = Tally(check=job["check"]), 0.0, job.get("batches_max") or sys.maxsize
+    tally, most, seconds_max = Tally(check=job.get("check", False)), job.get("batches_max"), job.get("seconds_max")
+    times_s: list[float] = []
+    counts: list[int] = []
+    sizes: list[int] = []
+    step_s = 0.0
     cpu_s, start_s = tree_cpu_s(os.getpid()), time.perf_counter()
     batches = client.epoch(job)
-    for count, batch in enumerate(batches, start=1):
-        first_s = first_s or time.perf_counter() - start_s
+    if job.get("cached"):
+        batches = itertools.repeat(next(iter(batches)))
+    for batch in batches:
+        came_s = time.perf_counter()
         tally.add(batch)
+        times_s.append(round(came_s - start_s, 6))
+        counts.append(tally.samples)
+        sizes.append(tally.bytes)
+        if step is not None:
+            step(batch)
+            step_s += time.perf_counter() - came_s
         del batch
-        if count == most:
+        if len(times_s) == most or (seconds_max and time.perf_counter() - start_s >= seconds_max):
             break
     seconds = time.perf_counter() - start_s
     del batches  # ends its workers, whose seconds then count
     cpu_s = tree_cpu_s(os.getpid()) - cpu_s
     client.finish()
-    return {"seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, **tally.answer()}
+    first_s = times_s[0] if times_s else 0.0
+    return {
+        "seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, "step_s": step_s,
+        "stall_s": max(0.0, seconds - first_s - step_s), **tally.answer(), "times_s": times_s, "counts": counts, "sizes": sizes,
+        **(client.about() if hasattr(client, "about") else {}),
+    }  # fmt: skip
 
 
 def serve(make: Callable[..., Any]) -> None:
-    """Answers commands until standard input ends. What the client prints goes to standard error."""
-    from _driver import ACCESS_KEY, REGION, SECRET_KEY  # its neighbours in a driver; the harness sees a package
-    from _steps import Windows
-
-    os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION)
-    os.environ.update(AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/dev/null")
+    """Answer commands until standard input ends. What the client prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.set_inheritable(answers.fileno(), False)
     os.dup2(2, 1)
@@ -182,7 +216,7 @@ def serve(make: Callable[..., Any]) -> None:
             elif command["do"] == "steps":
                 answer = windows.take(command)
             else:
-                answer = _epoch(client, command)
+                answer = run_epoch(client, command["job"])
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,100 @@
+"""``Monitor``: what a process tree, the machine and its GPU do while a client runs; by psutil and NVML."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Self
+
+import psutil
+
+INTERVAL_S = 0.25
+
+
+class Monitor:
+    """Takes samples of a process and its descendants while the context is open.
+
+    Attributes:
+        series: Rows of seconds since the start, CPU of the tree and of the host (1 is one core), memory of the tree in bytes
+            (PSS: what is shared counts once), bytes that the host received, and the busy share of the GPU, which is None
+            without one.
+    """
+
+    def __init__(self, process_id: int) -> None:
+        self.series: list[tuple[float, float, float, int, int, float | None]] = []
+        self._process = psutil.Process(process_id)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="penstock-bench-monitor", daemon=True)
+        self._gpu = gpu_handle()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        start_s = before_s = time.perf_counter()
+        tree_s, host_s, received = self._cpu_s(), _host_cpu_s(), psutil.net_io_counters().bytes_recv
+        while not self._ended.wait(INTERVAL_S):
+            now_s, tree_now_s, host_now_s = time.perf_counter(), self._cpu_s(), _host_cpu_s()
+            passed_s = now_s - before_s
+            self.series.append(
+                (
+                    round(now_s - start_s, 3), round(max(0.0, tree_now_s - tree_s) / passed_s, 3),
+                    round((host_now_s - host_s) / passed_s, 3), self._pss_bytes(),
+                    psutil.net_io_counters().bytes_recv - received, gpu_busy_ratio(self._gpu),
+                )
+            )  # fmt: skip
+            before_s, tree_s, host_s = now_s, tree_now_s, host_now_s
+
+    def _tree(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            return [self._process, *self._process.children(recursive=True)]
+        return []
+
+    def _cpu_s(self) -> float:
+        total_s = 0.0
+        for process in self._tree():
+            with suppress(psutil.Error):
+                total_s += sum(process.cpu_times()[:4])  # with the children that have ended
+        return total_s
+
+    def _pss_bytes(self) -> int:
+        total = 0
+        for process in self._tree():
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total
+
+    @property
+    def peak_pss_bytes(self) -> int:
+        """Largest memory of the tree in bytes; 0 before the first sample."""
+        return max((row[3] for row in self.series), default=0)
+
+
+def _host_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - getattr(times, "guest", 0.0))
+
+
+def gpu_handle() -> Any:
+    """Return NVML's handle of the first GPU; None without one."""
+    with suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    return None
+
+
+def gpu_busy_ratio(handle: Any) -> float | None:
+    """Return the share of the time in which the GPU ran a kernel, as NVML samples it; None without one."""
+    if handle is None:
+        return None
+    import pynvml
+
+    return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100

@@ -1,0 +1,93 @@
+"""The record of a run: a file of JSON lines, to which each measurement is added as soon as it is there.
+
+A run that is stopped keeps what it measured, and goes on where it stopped. The lines by their "kind":
+
+* ``run``: the first one; "url", "scenario", "settings", "data" (see ``DataFacts``), and "commit", "machine", "python" as of
+  ``surroundings``, "started" (Unix time).
+* ``not run``: "name" and "reason" of a client that cannot read this data here, or that failed.
+* ``turn``: "name", "round", "settings" (of a sweep), "versions", what ``run_epoch`` answered, "pss_bytes", and "monitor" as
+  ``Monitor.series`` has it. The name ``raw reading`` is that of the store alone, ``one cached batch`` that of the step alone.
+* ``end``: the run is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE = "record.jsonl"
+
+
+@dataclass(slots=True)
+class BenchRecord:
+    """The record in a folder.
+
+    Attributes:
+        path: The file.
+        run: The line of the run; empty before it was begun.
+        turns: The lines of turns.
+        not_run: Reasons by names of clients.
+        is_complete: Whether the run came to its end.
+    """
+
+    path: Path
+    run: dict[str, Any] = field(default_factory=dict)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    not_run: dict[str, str] = field(default_factory=dict)
+    is_complete: bool = False
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BenchRecord:
+        """Read the record in a folder; a line that was cut off by the end of its process is dropped.
+
+        Raises:
+            ConfigError: There is none.
+            DataError: A line is damaged.
+        """
+        path = Path(folder) / FILE
+        record = cls(path)
+        try:
+            lines = path.read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} has no {FILE}", hint="the folder of --out of penstock bench run") from None
+        for number, line in enumerate(lines, start=1):
+            try:
+                record._take(json.loads(line))
+            except ValueError as error:
+                if number < len(lines) or line.endswith("\n"):
+                    raise DataError(f"line {number} is damaged: {error}", shard=str(path)) from error
+                path.write_text("".join(lines[:-1]))
+        return record
+
+    def add(self, kind: str, **values: Any) -> None:
+        """Add a line, which is on the disk when this returns."""
+        line = {"kind": kind, **values}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self._take(line)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        kind = line.get("kind")
+        if kind == "run":
+            self.run = dict(line)
+        elif kind == "turn":
+            self.turns.append(dict(line))
+        elif kind == "not run":
+            self.not_run[line["name"]] = line["reason"]
+        elif kind == "end":
+            self.is_complete = True
+
+    def has_turn(self, name: str, settings: Mapping[str, Any], number: int) -> bool:
+        """Return whether this client has been measured in this round with these settings."""
+        return any(
+            turn["name"] == name and turn["round"] == number and turn["settings"] == dict(settings)
+            for turn in self.turns
+        )
