@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from origin.origin import Origin
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
@@ -32,7 +32,7 @@ class Client:
     """One driver process, ``peers/<script>_<driver>.py``, in its own venv. `options` are passed to its constructor."""
 
     script = "drive"
-    environment: ClassVar[dict[str, str]] = {}
+    environment: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
     answer_s_max = 600.0
 
     def __init__(self, name: str, driver: str, **options: Any) -> None:

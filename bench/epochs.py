@@ -209,10 +209,11 @@ class Loads(Client):
         super().__init__(name, driver, **options)
         self.extra = same or {}
         self.pss_mb = 0.0
+        self.program: list[str] = []  # arguments of the interpreter, in place of the client's own program
 
     @property
     def command(self) -> list[str]:
-        return client_command(self.driver, str(self.python))
+        return [str(self.python), *(self.program or client_command(self.driver)[1:])]
 
     def job(self, job: dict[str, Any]) -> dict[str, Any]:
         return {"batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}

@@ -10,7 +10,6 @@ seconds or processor time where less is. A ratio that is 5% worse, beyond the sp
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -44,34 +43,30 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
 
 
-class _OfTree:
-    """A penstock client whose subprocess imports the package from `tree`."""
+WITH_CLIENTS = """
+import runpy, sys
+import penstock
+penstock.__path__.append(sys.argv.pop(1))
+runpy.run_module("penstock.bench.clients", run_name="__main__", alter_sys=True)
+"""
+"""The program of a client, with the ``bench`` of this tree in the package of another one."""
 
-    def __init__(self, client: Client, tree: Path) -> None:
-        self._client, self._tree = client, tree
-        self.name, self.driver, self.options = client.name, client.driver, client.options
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return self._client.versions
-
-    def start(self, origin: Origin) -> None:
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = str(self._tree / "src")
-        try:
-            self._client.start(origin)
-        finally:
-            os.environ.pop("PYTHONPATH")
-            if before is not None:
-                os.environ["PYTHONPATH"] = before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+def of_tree(client: Client, tree: Path, clients: Path) -> Client:
+    """Have a penstock client import the package from `tree`, and the programs of clients from the folder `clients`."""
+    client.environment = {"PYTHONPATH": str(tree / "src")}
+    if isinstance(client, Loads):
+        client.program = ["-c", WITH_CLIENTS, str(clients), client.driver]
+    return client
 
 
 def both(tree: Path, make: Callable[[str], Client]) -> list[Any]:
     """Create the same client for both versions."""
-    return [_OfTree(make(BASE), tree), _OfTree(make(THIS), ROOT)]
+    clients = tree / "clients"  # in the temporary checkout
+    if not clients.exists():
+        clients.mkdir()
+        (clients / "bench").symlink_to(ROOT / "src/penstock/bench")
+    return [of_tree(make(BASE), tree, clients), of_tree(make(THIS), ROOT, clients)]
 
 
 def ratio(run: Run, text: str, metric: str, *, less: bool = False) -> Row:
