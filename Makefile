@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[torch,image,processes,audio,parquet,zstd,fsspec,gateway]' --group dev
+	$(PIP) --editable '.[torch,image,processes,audio,parquet,zstd,fsspec,gateway,bench]' --group dev
 	@touch $@
 
 demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream it back, train, verify (2 minutes)
@@ -80,7 +80,7 @@ test-python%: .venvs/python%/.ready
 	$(call python_of,$*) -m venv $(@D)
 	$(@D)/bin/python -m pip $(INSTALL) --upgrade 'pip>=25.1'
 	$(@D)/bin/python -m pip $(INSTALL) $(TORCH)+cpu 2> /dev/null || echo "== Python $*: no CPU build of PyTorch, its tests are skipped"
-	$(@D)/bin/python -m pip $(INSTALL) --editable '.[image,processes,audio,parquet,zstd,fsspec,gateway]' --group test --group demo
+	$(@D)/bin/python -m pip $(INSTALL) --editable '.[image,processes,audio,parquet,zstd,fsspec,gateway,bench]' --group test --group demo
 	@touch $@
 
 mutations: $(VENV)/.ready  ## Break the most important contracts one by one: do tests notice? (5 minutes)
