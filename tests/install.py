@@ -113,6 +113,12 @@ with subprocess.Popen([*command, "--transform", "gunzip"], stderr=subprocess.PIP
     gateway.stderr.read()
 assert gateway.returncode == 0
 """,
+    "bench": """
+import pathlib, subprocess, sys
+command = [sys.executable, "-m", "penstock", "cost", "--objects", "10", "--bytes", "1GB", "--html", "cost.html"]
+subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+assert "<svg" in pathlib.Path("cost.html").read_text()
+""",
     "crt": """
 from awscrt import checksums
 import penstock as ps

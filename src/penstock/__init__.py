@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock import channels as channels
+    from penstock import cost as cost
     from penstock import fsspec as fsspec
     from penstock import huggingface as huggingface
     from penstock import index as index
@@ -110,6 +111,7 @@ _ORIGIN = {
 }
 _SUBPACKAGES = (
     "channels",
+    "cost",
     "fsspec",
     "huggingface",
     "index",

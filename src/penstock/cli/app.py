@@ -19,6 +19,7 @@ from penstock.cli.bucket import mb, presign
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint
 from penstock.cli.completing import answer
+from penstock.cli.cost import cost
 from penstock.cli.cp import cp, mv, sync
 from penstock.cli.doctor import doctor
 from penstock.cli.gateway import gateway
@@ -104,6 +105,7 @@ for _command in (
     peek,
     info,
     doctor,
+    cost,
 ):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(
