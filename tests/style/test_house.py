@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.pipeline import Pipeline
 from penstock.version import install_command
+from style.syntax import nodes_of, parsed
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -40,18 +40,6 @@ def tracked(*patterns: str) -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         return [path for pattern in patterns for path in ROOT.rglob(pattern) if ".venv" not in str(path)]
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """A file's syntax tree; most rules need it."""
-    return ast.parse(path.read_text())
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree."""
-    return list(ast.walk(parsed(path)))
 
 
 def shown(path: Path) -> str:
@@ -111,7 +99,7 @@ def test_every_test_states_its_property() -> None:
     """Every test function has a docstring."""
     silent = []
     for path in TESTS:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         for node in tree.body + [inner for each in tree.body for inner in getattr(each, "body", ())]:
             is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if is_test and not ast.get_docstring(node):

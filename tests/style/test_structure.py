@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from style.syntax import nodes_of
+
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 CIRCLE_FILES_MAX = 3
 
@@ -21,7 +23,7 @@ def modules() -> dict[str, Path]:
 
 def imported_names(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (module, name) for every ``from penstock... import name``, wherever in the file it stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "penstock":
             for alias in node.names:
                 yield node.module, alias.name
