@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class S3Server(ABC):
         import botocore.config
         import botocore.session
 
-        return botocore.session.Session().create_client(
+        session = botocore.session.Session()
+        session.register_component("data_loader", _descriptions())
+        return session.create_client(
             service,
             region_name=self.region,
             endpoint_url=self.endpoint_url,
@@ -76,6 +79,14 @@ class S3Server(ABC):
                 proxies={}, s3={"addressing_style": "path"}, request_checksum_calculation="when_required"
             ),
         )
+
+
+@cache
+def _descriptions() -> Any:
+    """Return botocore's descriptions of services, read once per process; each client would take 150 ms for S3's."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
 
 
 def free_ports(count: int) -> list[int]:
