@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, ObjectMissingError, UnsupportedFormatError
 from penstock.formats.registry import detect, format_of_name
+from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.loader.preview import peek
 from penstock.pipeline import objects, shards
 from penstock.pipeline.source import Objects, Shards
+from penstock.redaction import public_url
 from penstock.sources.shards import ShardFinder
 from penstock.store.base import innermost
 from penstock.store.inflight import perform
@@ -51,6 +53,7 @@ class DataFacts:
         label: Name of the field that looks like the label; None if there is none.
         is_picture: Whether `image` holds pictures that can be decoded.
         sample_bytes: Mean bytes of `image` in the first samples.
+        stored_bytes: Mean bytes that these samples take with all their fields, in a tar with headers and padding.
         first_byte_s: Median seconds until the first byte of an object arrives.
     """
 
@@ -67,11 +70,13 @@ class DataFacts:
     label: str | None
     is_picture: bool
     sample_bytes: float
+    stored_bytes: float
     first_byte_s: float
 
     def record(self) -> dict[str, Any]:
         """Return the facts for a record, in which the number of keys stands for the keys."""
-        return {**asdict(self), "keys": len(self.keys)}
+        endpoint_url = self.endpoint_url and public_url(self.endpoint_url)
+        return {**asdict(self), "keys": len(self.keys), "endpoint_url": endpoint_url}
 
 
 def look_at(url: str, connection: ConnectionOptions) -> DataFacts:
@@ -122,7 +127,7 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         key = found[0].key
         format_name = format_of_name(key) or detect(key, bytes(found[0].store.read(key, ByteRange(0, HEAD_BYTES)).data))
     return DataFacts(
-        url=url,
+        url=public_url(url),
         endpoint_url=core.endpoint.endpoint_url,
         region=core.endpoint.region,
         bucket=core.endpoint.bucket,
@@ -135,8 +140,16 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         label=next((each for each in _LABELS if each in samples[0] and each != image), None),
         is_picture=image.lower() in _PICTURES or samples[0][image].startswith(_HEADS),
         sample_bytes=sizes[image],
+        stored_bytes=statistics.mean(_stored_bytes(sample, format_name) for sample in samples),
         first_byte_s=_first_byte_s(found[0]),
     )
+
+
+def _stored_bytes(sample: dict[str, Any], format_name: str) -> int:
+    lengths = [len(value) for name, value in sample.items() if isinstance(value, bytes) and not name.startswith("__")]
+    if format_name == "tar":
+        return sum(BLOCK_BYTES + -(-length // BLOCK_BYTES) * BLOCK_BYTES for length in lengths)
+    return sum(lengths)
 
 
 def _first_byte_s(shard: Shard) -> float:

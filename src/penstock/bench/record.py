@@ -6,7 +6,8 @@ A run that is stopped keeps what it measured, and goes on where it stopped. The 
   ``surroundings``, "started" (Unix time).
 * ``not run``: "name" and "reason" of a client that cannot read this data here, or that failed.
 * ``turn``: "name", "round", "settings" (of a sweep), "versions", what ``run_epoch`` answered, "pss_bytes", and "monitor" as
-  ``Monitor.series`` has it. The name ``raw reading`` is that of the store alone, ``one cached batch`` that of the step alone.
+  ``Monitor.series`` has it; where they are known, "requests" (numbers by kind) and "fetched_bytes". The name ``raw reading`` is
+  that of the store alone, ``one cached batch`` that of the step alone.
 * ``end``: the run is complete.
 """
 
@@ -44,26 +45,33 @@ class BenchRecord:
     is_complete: bool = False
 
     @classmethod
-    def load(cls, folder: str | Path) -> BenchRecord:
-        """Read the record in a folder; a line that was cut off by the end of its process is dropped.
+    def load(cls, folder: str | Path, *, is_continued: bool = False) -> BenchRecord:
+        """Read the record in a folder, without a last line that was cut off by the end of its process.
+
+        Args:
+            folder: The folder.
+            is_continued: Whether the run goes on: such a line is then removed from the file, too.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is none, or nothing was measured yet.
             DataError: A line is damaged.
         """
         path = Path(folder) / FILE
         record = cls(path)
         try:
-            lines = path.read_text().splitlines(keepends=True)
+            lines = path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             raise ConfigError(f"{folder} has no {FILE}", hint="the folder of --out of penstock bench run") from None
-        for number, line in enumerate(lines, start=1):
+        complete = [line for line in lines if line.endswith(b"\n")]
+        for number, line in enumerate(complete, start=1):
             try:
                 record._take(json.loads(line))
             except ValueError as error:
-                if number < len(lines) or line.endswith("\n"):
-                    raise DataError(f"line {number} is damaged: {error}", shard=str(path)) from error
-                path.write_text("".join(lines[:-1]))
+                raise DataError(f"line {number} is damaged: {error}", shard=str(path)) from error
+        if is_continued and len(complete) < len(lines):
+            path.write_bytes(b"".join(complete))
+        if not is_continued and not record.run:
+            raise ConfigError(f"{path} holds no run", hint="penstock bench run URL --out DIR")
         return record
 
     def add(self, kind: str, **values: Any) -> None:

@@ -89,9 +89,17 @@ def run_benchmark(
     """Measure what is not in `record` yet, and add it.
 
     A client that cannot run, or fails, is recorded with the reason. Ctrl-C ends the clients; the record keeps what there is.
+
+    Raises:
+        ConfigError: The record is of another URL, batch, decoding, step or shuffle window, or no client has such a name.
     """
-    if not record.run:
-        settings = {"batch": options.batch, "decode": options.decode, "step": options.step, "shuffle": options.shuffle}
+    settings = {"batch": options.batch, "decode": options.decode, "step": options.step, "shuffle": options.shuffle}
+    if record.run:
+        before, now = {**record.run["settings"], "url": record.run["data"]["url"]}, {**settings, "url": data.url}
+        if other := [name for name, value in now.items() if before[name] != value]:
+            raise ConfigError(f"{record.path} holds a run with another {' and '.join(other)}", hint="another --out")
+    else:
+        settings |= {"clients": list(options.clients), "seconds": options.seconds, "sweep": dict(options.sweep)}
         record.add("run", settings=settings, data=data.record(), started=time.time(), **about, **surroundings())
     entries = [RAW]
     if options.step != "none":

@@ -13,7 +13,6 @@ import typer
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.errors import ConfigError
-from penstock.text.sizes import format_bytes
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ def run(
     """
     _check_extra()
     from penstock.bench.data import look_at
-    from penstock.bench.record import BenchRecord
+    from penstock.bench.page import PAGE, write_page
+    from penstock.bench.record import FILE, BenchRecord
     from penstock.bench.running import BenchOptions, run_benchmark
 
     folder = Path(out or time.strftime("bench-%Y%m%d-%H%M%S"))
@@ -70,23 +70,56 @@ def run(
         clients=tuple(filter(None, (clients or "").split(","))), batch=batch, decode=decode, step=step, seconds=seconds,
         sweep=dict(_swept(text) for text in sweep),
     )  # fmt: skip
-    record = BenchRecord.load(folder) if (folder / "record.jsonl").exists() else BenchRecord(folder / "record.jsonl")
+    is_continued = (folder / FILE).exists()
+    record = BenchRecord.load(folder, is_continued=True) if is_continued else BenchRecord(folder / FILE)
     data = look_at(url, connection.options())
-    with _BenchProgress(as_json=as_json) as report:
+    with _BenchProgress(as_json=as_json) as progress:
         try:
-            run_benchmark(data, options, record, report.show, url=data.url)
+            run_benchmark(data, options, record, progress.show, url=data.url)
         except KeyboardInterrupt:
-            report.end_bar()
+            progress.end_bar()
             print_message(f"stopped; the same command with --out {folder} goes on")
             if record.turns:
                 show(record, as_json=as_json)
+                write_page([record], folder / PAGE)
+                print_message(f"the page so far: {folder / PAGE}")
             raise
     show(record, as_json=as_json)
+    write_page([record], folder / PAGE)
+    print_message(f"the page: {folder / PAGE}")
+
+
+@bench.command()
+@expand_groups
+def report(
+    folders: list[str] = argument("DIR...", "Folders of --out of bench run."),
+    *,
+    output: str | None = option(
+        "FILE", "The page; default: report.html in DIR, for several runs in this folder.", names=("--output", "-o")
+    ),
+) -> None:
+    """Write the HTML page of a run, or of several runs side by side, and print its path.
+
+    The page opens without a network. Several runs have a column each, with ratios to the first.
+
+    For example:
+
+        penstock bench report bench-20260102-030405
+        penstock bench report before after --output compared.html
+    """
+    _check_extra()
+    from penstock.bench.page import PAGE, write_page
+    from penstock.bench.record import BenchRecord
+
+    records = [BenchRecord.load(folder) for folder in folders]
+    place = Path(output) if output else Path(folders[0]) / PAGE if len(folders) == 1 else Path(PAGE)
+    write_page(records, place)
+    print_result(str(place))
 
 
 def show(record: BenchRecord, *, as_json: bool) -> None:
     """Print the summaries and the verdict."""
-    from penstock.bench.results import summarise, verdict
+    from penstock.bench.results import COLUMNS_COUNT_SHORT, summarise, table, verdict
     from penstock.bench.turns import print_table
 
     found, said = summarise(record), verdict(record)
@@ -95,22 +128,11 @@ def show(record: BenchRecord, *, as_json: bool) -> None:
             print_result(json.dumps(asdict(each)))
         print_result(json.dumps({"not_run": record.not_run, **asdict(said)}))
         return
-    lines = [["client", "samples/s", "MB/s", "first batch s", "s/100 batches", "stalled", "CPU cores", "memory"]]
-    lines += [
-        [
-            each.label, _spread(each.samples_per_s), _spread(each.bytes_per_s, 1e6), f"{each.first_batch_s.median:.2f}",
-            f"{each.window_s:.2f}", f"{each.stall_ratio.median:.0%}", f"{each.cpu_cores.median:.2f}",
-            format_bytes(each.peak_bytes),
-        ]
-        for each in found
-    ]  # fmt: skip
-    lines += [[name, f"not run: {reason}", "", "", "", "", "", ""] for name, reason in record.not_run.items()]
+    lines = [line[:COLUMNS_COUNT_SHORT] for line in table(found)]
+    empty = [""] * (len(lines[0]) - 2)
+    lines += [[name, f"not run: {reason}", *empty] for name, reason in record.not_run.items()]
     print_table(record.run["url"], lines)
-    print_result(f"\nThe limit: {said.limit}. {said.evidence}\n{said.advice}")
-
-
-def _spread(values: Any, unit: float = 1.0) -> str:
-    return f"{values.median / unit:,.0f} ({values.low / unit:,.0f}..{values.high / unit:,.0f})"
+    print_result(f"\n{said.sentence} {said.evidence}\n{said.advice}")
 
 
 def _swept(text: str) -> tuple[str, list[Any]]:
@@ -121,7 +143,10 @@ def _swept(text: str) -> tuple[str, list[Any]]:
 
 
 def _check_extra() -> None:
+    from penstock.text.pages import check_pages
+
     try:
         import psutil  # noqa: F401
     except ImportError as error:
-        raise ConfigError("penstock bench needs psutil, matplotlib and Jinja2", hint=install_hint("bench")) from error
+        raise ConfigError("penstock bench needs psutil", hint=install_hint("bench")) from error
+    check_pages()

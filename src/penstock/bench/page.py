@@ -1,0 +1,146 @@
+"""The page of a run, and that of several runs side by side: HTML that opens without a network."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.plots import bars, plots_of_run
+from penstock.bench.record import FILE
+from penstock.bench.results import number_text, summarise, table, verdict
+from penstock.errors import ConfigError
+from penstock.redaction import public_text
+from penstock.text.pages import page
+from penstock.text.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.bench.record import BenchRecord
+
+PAGE = "report.html"
+_TEMPLATE = "bench/page.html.j2"
+
+
+def write_page(records: Sequence[BenchRecord], path: Path) -> None:
+    """Write the page of a record, or of several side by side.
+
+    Raises:
+        ConfigError: Nothing was measured.
+    """
+    for record in records:
+        if not record.turns and not record.not_run:
+            raise ConfigError(f"{record.path} holds no measurement yet", hint="penstock bench run URL --out DIR")
+    path.write_text(_page_of_run(records[0], path) if len(records) == 1 else _page_of_runs(records, path))
+
+
+def again(record: BenchRecord) -> str:
+    """Return the command that makes a run again."""
+    run, settings = record.run, record.run["settings"]
+    words = ["penstock", "bench", "run", *(("--scenario", run["scenario"]) if run.get("scenario") else (run["url"],))]
+    if run["data"]["endpoint_url"]:
+        words += ["--endpoint-url", run["data"]["endpoint_url"]]
+    words += ["--clients", ",".join(settings["clients"])] * bool(settings["clients"])
+    words += ["--batch", str(settings["batch"])]
+    words += ["--decode"] * settings["decode"]
+    words += ["--step", settings["step"], "--seconds", f"{settings['seconds']:g}"]
+    for name, values in settings["sweep"].items():
+        words += ["--sweep", f"{name}={','.join(map(str, values))}"]
+    return shlex.join(words)
+
+
+def _facts(record: BenchRecord) -> dict[str, str]:
+    """What was measured, on which data, and where."""
+    run, data, machine = record.run, record.run["data"], record.run["machine"]
+    settings = run["settings"]
+    counted = f"{data['objects_count']:,} objects, {format_bytes(data['total_bytes'])}, {data['format']}"
+    if data["keys"] < data["objects_count"]:
+        counted += f"; clients read the first {data['keys']:,}"
+    versions = dict(chain.from_iterable(turn["versions"].items() for turn in record.turns))
+    place = data["endpoint_url"] or f"Amazon S3, {data['region']}"
+    decoded = "decoded to 224 x 224, " if settings["decode"] else ""
+    return {
+        "URL": run["url"],
+        "Data": counted,
+        "Sample": f"field {data['image']} of {format_bytes(data['sample_bytes'])}, label {data['label'] or 'none'}",
+        "Endpoint": f"{place}; first byte after {data['first_byte_s'] * 1e3:.1f} ms",
+        "Settings": f"batch {settings['batch']}, {decoded}step {settings['step']}, shuffle {settings['shuffle'] or 'none'}, "
+        f"{settings['seconds']:g} s for everything, {_rounds(record)}",
+        "Machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
+        f"load {machine['load_1min']:g} at the start",
+        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        + f", Python {run['python']}, commit {run['commit']}",
+        "Date": datetime.fromtimestamp(run["started"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _rounds(record: BenchRecord) -> str:
+    rounds = len({turn["round"] for turn in record.turns})
+    return f"{rounds} {'round' if rounds == 1 else 'rounds'}{'' if record.is_complete else ', stopped before the end'}"
+
+
+def _page_of_run(record: BenchRecord, path: Path) -> str:
+    found = summarise(record)
+    return page(
+        _TEMPLATE,
+        title=f"penstock bench: {record.run['url']}",
+        facts=[[name, [value]] for name, value in _facts(record).items()],
+        names=[],
+        verdicts=[(None, verdict(record))],
+        table=table(found),
+        not_run={name: public_text(reason) for name, reason in record.not_run.items()},
+        plots=plots_of_run(record),
+        runs=[{"again": again(record), "record": _link(record, path)}],
+    )
+
+
+def _page_of_runs(records: Sequence[BenchRecord], path: Path) -> str:
+    names = _names(records)
+    facts = [_facts(record) for record in records]
+    clients = [[each for each in summarise(record) if not each.is_probe] for record in records]
+    return page(
+        _TEMPLATE,
+        title=f"penstock bench: {len(records)} runs",
+        facts=[[name, [each[name] for each in facts]] for name in facts[0]],
+        names=names,
+        verdicts=[(name, verdict(record)) for name, record in zip(names, records, strict=True)],
+        table=_compared(names, records),
+        not_run={},
+        plots=[bars(dict(zip(names, clients, strict=True)))] if any(clients) else [],
+        runs=[{"again": again(record), "record": _link(record, path)} for record in records],
+    )
+
+
+def _names(records: Sequence[BenchRecord]) -> list[str]:
+    """The names of the records' folders; their paths, if two have the same name."""
+    names = [record.path.parent.resolve().name for record in records]
+    return names if len(set(names)) == len(names) else [str(record.path.parent) for record in records]
+
+
+def _compared(names: Sequence[str], records: Sequence[BenchRecord]) -> list[list[str]]:
+    """A head and a row for each client: samples per second in each run, with the ratio to the first run that has the client."""
+    rates = [{each.label: each.samples_per_s for each in summarise(record) if not each.is_probe} for record in records]
+    rows = [["client", *(f"{name}, samples/s" for name in names)]]
+    measured, left_out = chain.from_iterable(rates), chain.from_iterable(record.not_run for record in records)
+    for label in dict.fromkeys([*measured, *left_out]):
+        first = next((found[label].median for found in rates if label in found), 0.0)
+        cells = []
+        for found, record in zip(rates, records, strict=True):
+            if label not in found:
+                cells.append(f"not run: {public_text(record.not_run.get(label, 'not asked for'))}")
+                continue
+            median, low, high = found[label]
+            cells.append(f"{number_text(median)} ({number_text(low)}..{number_text(high)}), x {median / first:.2f}")
+        rows.append([label, *cells])
+    return rows
+
+
+def _link(record: BenchRecord, path: Path) -> dict[str, Any]:
+    return {
+        "href": Path(os.path.relpath(record.path, path.parent)).as_posix(),
+        "name": f"{record.path.parent.name}/{FILE}",
+    }
