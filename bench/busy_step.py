@@ -25,9 +25,9 @@ from typing import Any
 
 from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
 from harness import arguments
-from origin.origin import Origin
 
 from penstock.bench.clients.windows import STEP_S
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, print_report, surroundings
 
 OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")

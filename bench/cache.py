@@ -28,9 +28,9 @@ from typing import Any
 import epochs
 from clients import BUCKET
 from harness import arguments, objects
-from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
+from penstock.bench.origin.server import Origin, ends_with_us
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, print_report, surroundings
 

@@ -32,8 +32,8 @@ from typing import Any
 from clients import BUCKET, HERE, Function
 from harness import arguments, memory_folder
 from jobs import RUN, SLOW, program
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from clients import BUCKET, HERE, Function, Wrk
 from harness import MIB, arguments, objects
 from jobs import RUN, SLOW, program
-from origin.origin import Origin
 from starts import measure_starts
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from clients import BUCKET, HERE
 from harness import arguments, memory_folder
-from origin.origin import ends_with_us
 
+from penstock.bench.origin.server import ends_with_us
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 
@@ -68,7 +68,7 @@ WAYS = [
 @contextmanager
 def sink(*, ttfb_ms: float, rate_bytes_per_s: int) -> Iterator[str]:
     """Serve an S3 that takes uploads, in a process of its own; its URL."""
-    command = [sys.executable, str(HERE / "origin" / "sink.py"), f"--ttfb-ms={ttfb_ms}", f"--rate={rate_bytes_per_s}"]
+    command = [sys.executable, str(HERE / "sink.py"), f"--ttfb-ms={ttfb_ms}", f"--rate={rate_bytes_per_s}"]
     with subprocess.Popen(
         [*ends_with_us("KILL"), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

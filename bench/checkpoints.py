@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from clients import BUCKET, Client, Function
 from harness import arguments, memory_folder
-from origin.origin import HERE as ORIGIN
-from origin.origin import Origin
 
+from penstock.bench.origin.server import HERE as ORIGIN
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 TENSORS, TENSOR_BYTES = 120, 14_155_776  # 1.7 GB: 3 x 1024 x 1152 float32, about what a layer of a small model has

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from origin.origin import Origin
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError, ClientProcess, client_environment
 
 HERE = Path(__file__).resolve().parent

@@ -15,8 +15,8 @@ from typing import Any
 
 from clients import BUCKET
 from harness import arguments, objects
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import print_report, surroundings
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -101,8 +101,8 @@ def fill(folder: Path, samples_count: int) -> int:
 def main() -> None:
     from clients import BUCKET
     from harness import arguments, memory_folder
-    from origin.origin import Origin
 
+    from penstock.bench.origin.server import Origin
     from penstock.bench.turns import Row, Run
 
     options = arguments(

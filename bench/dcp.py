@@ -176,8 +176,8 @@ def _write_what_is_loaded(folder: Path, state_bytes: int) -> None:
 def main() -> None:
     from clients import BUCKET
     from harness import arguments, memory_folder
-    from origin.origin import Origin
 
+    from penstock.bench.origin.server import Origin
     from penstock.bench.turns import Row, Run
 
     options = arguments(

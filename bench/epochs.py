@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from clients import BUCKET, Client
 from harness import memory_folder
-from origin.origin import Origin
 
 from penstock.bench.clients.loop import MASK, tree_pss_bytes
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError, client_command
 from penstock.bench.turns import Run
 

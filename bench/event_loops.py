@@ -16,8 +16,8 @@ from typing import Any
 
 from clients import HERE, Client
 from harness import arguments, keys_of, objects, verified
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from epochs import BATCH, METRICS, STORE, Fresh, Samples, bucket, build_index, pack, photographs, thumbnails
 from harness import arguments
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 ROUND_TRIP_S = 0.03

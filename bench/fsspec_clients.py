@@ -14,8 +14,8 @@ from typing import Any
 
 from clients import BUCKET, Client
 from harness import arguments, objects
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 

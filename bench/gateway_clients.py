@@ -27,8 +27,8 @@ import uvloop
 from clients import BUCKET
 from gateway import gateway
 from harness import arguments, keys_of, memory_folder
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from epochs import Loads, PeakPss, Samples, bucket, keys_in, thumbnails
 from gateway import gateway
 from gateway_transforms import cv2_pixels, decoded
 from harness import arguments
-from origin.origin import Origin
 
 from penstock.bench.clients.loop import tree_cpu_s
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:

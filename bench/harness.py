@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 from clients import BUCKET
-from origin.origin import shared_memory_folder
 from peers._driver import fingerprint
 
+from penstock.bench.origin.server import shared_memory_folder
 from penstock.bench.process import BenchError
 
 MIB = 1 << 20

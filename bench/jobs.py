@@ -7,8 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from origin.origin import Origin
-
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 
 SLOW = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}

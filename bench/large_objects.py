@@ -10,8 +10,8 @@ from typing import Any
 
 from clients import Client, Wrk
 from harness import arguments, keys_of, objects, verified
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 OBJECT_BYTES = 100 << 20

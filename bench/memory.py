@@ -17,8 +17,8 @@ from typing import Any
 
 from clients import BUCKET, Function, ran
 from harness import arguments, keys_of, objects
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 METRICS = {

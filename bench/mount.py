@@ -30,9 +30,9 @@ from typing import Any
 
 from clients import BUCKET, HERE, ran
 from harness import MIB, arguments, keys_of, memory_folder, objects
-from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
+from penstock.bench.origin.server import Origin, ends_with_us
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Row, Run
 

@@ -212,8 +212,8 @@ def _client_of(name: str, kind: str, count: int, *, threads: int = 0) -> OneTurn
 def main() -> None:
     from clients import BUCKET
     from harness import arguments, memory_folder
-    from origin.origin import Origin
 
+    from penstock.bench.origin.server import Origin
     from penstock.bench.turns import Row, Run
 
     options = arguments(

@@ -12,8 +12,8 @@ from typing import Any
 
 from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, pack
 from harness import arguments
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 SAMPLE_BYTES = 100_000

@@ -10,8 +10,8 @@ from typing import Any
 
 from epochs import BATCH, METRICS, STORE, Fresh, Loads, Samples, bucket, build_index, mixed_counts, photographs
 from harness import arguments
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 MODES = ("stream", "require")

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from clients import BUCKET, HERE, Function
 from harness import memory_folder
 from jobs import PENSTOCK, RUN, SLOW, program
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError
 from penstock.bench.turns import Run
 

@@ -16,8 +16,8 @@ from epochs import METRICS, STORE, Samples, bucket
 from gateway import gateway
 from gateway_tensorflow import TensorFlowReader
 from harness import arguments
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Run
 
 IMAGE_BYTES = 100_000

@@ -13,9 +13,9 @@ from typing import Any
 
 from epochs import BATCH, METRICS, Loads, Samples, bucket, compare, pack
 from harness import arguments
-from origin.origin import Origin
 
 from penstock.bench.clients.loop import MASK, block_of
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row
 
 BLOCK = 2048

@@ -22,8 +22,8 @@ from clients import HERE, Client, Function
 from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, keys_in, mixed_counts, photographs, thumbnails
 from harness import arguments, keys_of, objects, verified
 from import_time import started
-from origin.origin import Origin
 
+from penstock.bench.origin.server import Origin
 from penstock.bench.turns import Row, Run
 
 ROOT = HERE.parent

@@ -25,7 +25,7 @@ PAGES = {
     "CONTRIBUTING.md": "development/contributing.md",
     "SECURITY.md": "development/security-policy.md",
     "bench/README.md": "development/running-benchmarks.md",
-    "bench/origin/README.md": "development/benchmark-server.md",
+    "src/penstock/bench/origin/README.md": "development/benchmark-server.md",
     "tests/README.md": "development/tests.md",
     "examples/README.md": "examples/index.md",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import typer
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, option
 from penstock.cli.output import ProgressReport, print_message, print_result
 from penstock.errors import ConfigError
+from penstock.text.sizes import parse_bytes
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
@@ -115,6 +118,44 @@ def report(
     place = Path(output) if output else Path(folders[0]) / PAGE if len(folders) == 1 else Path(PAGE)
     write_page(records, place)
     print_result(str(place))
+
+
+@bench.command()
+@expand_groups
+def origin(
+    folder: Path = argument("DIR", "Folder whose subfolders are the buckets."),
+    *,
+    ttfb_ms: float = option("MS", "Milliseconds before an answer begins.", default=30.0, min=0),
+    ttfb_sigma: float = option("X", "Sigma of the logarithm of this delay.", default=0.0, min=0),
+    rate: str = option("SIZE", "Bytes per second of each connection; 0: no limit.", default="90MB"),
+    total_rate: str = option("SIZE", "Bytes per second of all connections; 0: no limit.", default="0"),
+    error_503: float = option("SHARE", "Share of requests answered by 503 SlowDown.", default=0.0, min=0),
+    log: Path | None = option("FILE", "File of all answers, for bench run --origin-log."),
+) -> None:
+    """Serve the folders in DIR as buckets, with the delay and the bandwidth of a distant store, until Ctrl-C.
+
+    This needs nginx with its Lua module, and a C compiler. It checks no signatures, listens on loopback only, and drops what
+    is written.
+
+    For example:
+
+        penstock bench origin data/ --ttfb-ms 30 --rate 90MB
+    """
+    from penstock.bench.origin.server import Origin
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a directory")
+    server = Origin(
+        folder.resolve(), ttfb_ms=ttfb_ms, ttfb_sigma=ttfb_sigma, rate_bytes_per_s=parse_bytes(rate, option="--rate"),
+        total_bytes_per_s=parse_bytes(total_rate, option="--total-rate"), error_503=error_503,
+        log=log.resolve() if log else None,
+    )  # fmt: skip
+    with server:
+        print_message(
+            f"serving {folder} at {server.url}; with AWS_ENDPOINT_URL={server.url} and any keys; Ctrl-C ends it"
+        )
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def show(record: BenchRecord, *, as_json: bool) -> None:

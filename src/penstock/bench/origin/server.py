@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import shutil
@@ -12,12 +11,16 @@ import ssl
 import string
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from penstock.bench.process import BenchError
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE = Path(__file__).resolve().parent
 START_S_MAX = 20.0
@@ -43,12 +46,8 @@ def ends_with_us(signal_name: str) -> list[str]:
     return ["setpriv", "--pdeathsig", signal_name] if shutil.which("setpriv") else []
 
 
-class OriginError(RuntimeError):
-    """nginx is missing, or did not start."""
-
-
 def shared_memory_folder(prefix: str) -> Path:
-    """A new private folder in /dev/shm (else the temporary folder), after removing those that a killed run left."""
+    """Make a new private folder in /dev/shm (else the temporary folder), after removing those that a killed run left."""
     parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     for old in parent.glob(f"{prefix}-*-*"):
         owner = old.name.removeprefix(f"{prefix}-").split("-")[0]
@@ -63,7 +62,7 @@ class Origin:
     Args:
         root: Folder of buckets; must not change while the origin runs, since its listings are read at the start.
         listed: bucket -> keys that are listed without being files: 100 000 of them cost no inode.
-        content: What every listed key without a file holds; None answers that it does not exist.
+        content: Bytes of every listed key that has no file; with None, such a key does not exist.
         ttfb_ms: Milliseconds before any answer begins: fixed, or the median of a log-normal if `ttfb_sigma`.
         ttfb_sigma: Sigma of the logarithm of the delay.
         rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
@@ -72,7 +71,11 @@ class Origin:
         lists_writes: Whether listings also have the names and sizes of what clients write, whose bytes are dropped.
         tls: Serve https with a certificate of its own authority, `ca_path`.
         workers: nginx processes; more than one only where a client is to be faster than one of them.
-        log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES"; complete when the origin has ended.
+        log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES" when its request ends.
+
+    Raises:
+        ConfigError: nginx, its Lua module or a C compiler is not installed.
+        BenchError: nginx does not start.
     """
 
     def __init__(
@@ -103,18 +106,21 @@ class Origin:
         self.port = 0
         self.ca_path: Path | None = None
         self._looks = 0
-        self._run: Path | None = None
+        self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
+        """URL of the server."""
         return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-        if nginx is None or not MODULE.exists():
-            raise OriginError(f"nginx with Lua is missing: run bench/setup.sh as root, or apt-get install {PACKAGES}")
-        self._run = shared_memory_folder("penstock-origin")
+        if nginx is None or not MODULE.exists() or shutil.which("cc") is None:
+            raise ConfigError(
+                "nginx with its Lua module, or a C compiler, is missing", hint=f"apt-get install {PACKAGES}"
+            )
+        self._folder = shared_memory_folder("penstock-origin")
         try:
             self._write_listings()
             if self.tls:
@@ -129,7 +135,7 @@ class Origin:
         self.close()
 
     def close(self) -> None:
-        """Ends the server by its pid and removes its folder; may be called twice."""
+        """End the server by its pid and remove its folder; may be called twice."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)  # nginx: at once, workers included
             try:
@@ -138,19 +144,24 @@ class Origin:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-        if self._run is not None:
-            shutil.rmtree(self._run, ignore_errors=True)
-            self._run = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @property
+    def _run(self) -> Path:
+        assert self._folder is not None
+        return self._folder
 
     def cpu_s(self) -> float:
-        """User and system seconds that the worker has used so far."""
+        """Return the user and system seconds that the workers have used so far."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in children]
         return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
     def connections_accepted(self) -> int:
-        """How many connections clients have opened since the start, the one that asks not counted."""
+        """Return how many connections clients have opened since the start, except those of this method."""
         context = ssl.create_default_context(cafile=str(self.ca_path)) if self.tls else None
         with urllib.request.urlopen(f"{self.url}/connections", context=context) as answer:
             accepted = int(answer.read().split()[7])  # "server accepts handled requests", then the three counts
@@ -174,13 +185,29 @@ class Origin:
         (folder / "buckets").write_text("".join(f"{name}\n" for name in buckets))
 
     def _make_certificate(self) -> None:
-        """An authority, and a certificate for 127.0.0.1 and localhost that it signed."""
+        """Make an authority, and a certificate for 127.0.0.1 and localhost that it signed."""
         ca, run = self._run / "ca.pem", self._run
-        new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "7"]
+        new: list[str | Path] = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "7"]
         names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-        authority = ["-keyout", run / "ca.key", "-out", ca, "-subj", "/CN=penstock bench authority"]
-        server = ["-keyout", run / "server.key", "-out", run / "server.pem", "-subj", "/CN=localhost", "-addext", names]
-        signed = ["-CA", ca, "-CAkey", run / "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+        authority: list[str | Path] = ["-keyout", run / "ca.key", "-out", ca, "-subj", "/CN=penstock bench authority"]
+        server: list[str | Path] = [
+            "-keyout",
+            run / "server.key",
+            "-out",
+            run / "server.pem",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            names,
+        ]
+        signed: list[str | Path] = [
+            "-CA",
+            ca,
+            "-CAkey",
+            run / "ca.key",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ]
         for command in ([*new, *authority], [*new, *server, *signed]):
             subprocess.run(command, check=True, capture_output=True)
         self.ca_path = ca
@@ -188,7 +215,7 @@ class Origin:
     def _start(self, nginx: str) -> None:
         run = self._run
         shim = run / "pace.so"
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", shim, HERE / "pace.c", "-ldl"], check=True)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(shim), str(HERE / "pace.c"), "-ldl"], check=True)
         environment = {**os.environ, "LD_PRELOAD": str(shim), "PACE_CC": "cubic"}
         if self.rate_bytes_per_s:
             environment["PACE_RATE"] = str(self.rate_bytes_per_s)
@@ -208,8 +235,8 @@ class Origin:
             self._process = None
             problem = (run / "out.log").read_text() + (run / "error.log").read_text()
             if "Address already in use" not in problem:
-                raise OriginError(f"nginx did not start: {problem.strip()}")
-        raise OriginError("nginx found no free port in 5 attempts")
+                raise BenchError(f"nginx did not start: {problem.strip()}")
+        raise BenchError("nginx found no free port in 5 attempts")
 
     def _configuration(self) -> str:
         run = self._run
@@ -238,14 +265,15 @@ class Origin:
         )
 
     def _ready(self) -> bool:
-        """Waits until the port accepts; False if nginx ended first."""
+        """Wait until the port accepts; False if nginx ended first."""
+        assert self._process is not None
         deadline_s = time.monotonic() + START_S_MAX
         while self._process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
             except OSError:
                 if time.monotonic() > deadline_s:
-                    raise OriginError(f"nginx accepted no connection within {START_S_MAX} s") from None
+                    raise BenchError(f"nginx accepted no connection within {START_S_MAX} s") from None
                 time.sleep(0.02)
             else:
                 return True
@@ -268,28 +296,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def main() -> None:
-    """Serves a folder until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("root", type=Path, help="folder whose subfolders are the buckets")
-    parser.add_argument("--ttfb-ms", type=float, default=0.0)
-    parser.add_argument("--ttfb-sigma", type=float, default=0.0)
-    parser.add_argument("--rate-bytes-per-s", type=int, default=0)
-    parser.add_argument("--total-bytes-per-s", type=int, default=0)
-    parser.add_argument("--error-503", type=float, default=0.0)
-    parser.add_argument("--tls", action="store_true")
-    options = vars(parser.parse_args())
-    with Origin(options.pop("root").resolve(), **options) as origin:
-        print(f"{origin.url} {origin.ca_path or ''}", flush=True)
-        stop = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        try:
-            stop.wait()
-        except KeyboardInterrupt:
-            print("ended")
-
-
-if __name__ == "__main__":
-    main()

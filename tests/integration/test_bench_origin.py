@@ -1,22 +1,21 @@
-"""The origin keeps S3's rules where the benchmarks lean on them: ``pytest bench/origin`` (needs nginx with Lua, and boto3)."""
+"""The origin keeps S3's rules where the benchmarks lean on them (needs nginx with Lua, and boto3)."""
 
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 boto3 = pytest.importorskip("boto3")
 
 from botocore.config import Config  # noqa: E402
 from botocore.exceptions import ClientError  # noqa: E402
-from origin import MODULE, Origin  # noqa: E402
 
-pytestmark = [pytest.mark.server, pytest.mark.skipif(not MODULE.exists(), reason="nginx has no Lua: bench/setup.sh")]
+from penstock.bench.origin.server import MODULE, Origin  # noqa: E402
+
+pytestmark = [pytest.mark.server, pytest.mark.skipif(not MODULE.exists(), reason="nginx has no Lua")]
 LETTERS = ["a", "b", "/", "é", " ", "+", "%", "&", "<", "日", "😀", "~", "-", "\uffff"]
 
 
@@ -118,7 +117,7 @@ def test_it_ends_with_its_block(tmp_path: Path) -> None:
 
     def interrupted() -> None:
         with Origin(tmp_path) as origin:
-            seen.extend((origin._process.pid, origin._run))
+            seen.extend((origin._process.pid, origin._folder))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
