@@ -35,6 +35,8 @@ Batch: TypeAlias = tuple[Any, Any]
 
 MASK = 0xFFFFFFFFFFFFFFFF
 LABELS_MAX = 1024
+BATCHES_MIN = 4
+"""Batches after which an epoch may end because its time is over: a rate needs some."""
 
 
 class Loads(Protocol):
@@ -152,7 +154,7 @@ def tree_pss_bytes(pid: int) -> int:
 def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Load an epoch or its beginning, and answer what that took.
 
-    `job` may have "batches_max", "seconds_max" (then it ends with the batch that is late), "cached" (the first batch
+    `job` may have "batches_max", "seconds_max" (then it ends with a batch that is late), "cached" (the first batch
     comes again and again), "step" (see ``steps.py``) and
     "check" (the bytes of every sample enter a sum, and not only their number and lengths).
 
@@ -182,7 +184,8 @@ def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
             step(batch)
             step_s += time.perf_counter() - came_s
         del batch
-        if len(times_s) == most or (seconds_max and time.perf_counter() - start_s >= seconds_max):
+        is_late = seconds_max is not None and time.perf_counter() - start_s >= seconds_max
+        if len(times_s) == most or (is_late and len(times_s) >= BATCHES_MIN):
             break
     seconds = time.perf_counter() - start_s
     del batches  # ends its workers, whose seconds then count
