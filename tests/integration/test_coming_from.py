@@ -7,7 +7,6 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import PIL.Image
 import pytest
 
 import penstock as ps
+import warm
 from pages import ROOT, programs_of, write_pictures, write_records
 
 PAGES = sorted((ROOT / "docs/coming-from").glob("[!R]*.md"))
@@ -70,17 +70,9 @@ def test_our_side_of_a_page_runs(page: Path, environment: dict[str, str], tmp_pa
     """What stands for penstock on the page runs as it is, with warnings as errors but for fork's."""
     pytest.importorskip("torch")
     installed = tuple(name for name in ("h5py", "albumentations") if find_spec(name))
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning"]
+    warns = ["error", "ignore::DeprecationWarning"]
     for program in programs_of(page, *installed):
-        done = subprocess.run(
-            [*command, "-c", program],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = warm.run(program, environment=environment, folder=tmp_path, warns=warns)
         assert done.returncode == 0, f"{program}\n{done.stderr[-3000:]}"
 
 
@@ -105,9 +97,6 @@ def test_the_hdf5_example_reads_each_row_once(environment: dict[str, str], tmp_p
     """Two workers read an HDF5 file in the bucket through penstock.open, in random order, each row once."""
     pytest.importorskip("torch")
     pytest.importorskip("h5py")
-    command = [sys.executable, str(ROOT / "examples/hdf5.py"), "s3://my-bucket/points.h5"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = warm.run(ROOT / "examples/hdf5.py", "s3://my-bucket/points.h5", environment=environment, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "4096 rows, each once: True\n"

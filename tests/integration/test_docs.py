@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+import warm
 from mounting import HAS_FUSE
 
 if TYPE_CHECKING:
@@ -80,13 +81,14 @@ def run(blocks: list[Block], folder: Path, environment: dict[str, str]) -> None:
                 continue
             if block.language == "python":
                 padding = "\n" * max(0, block.line - imports.count("\n"))
-                command = [sys.executable, "-W", "error", "-c", imports + padding + block.text]
+                program = imports + padding + block.text
+                done = warm.run(program, environment=environment, folder=folder, warns=["error"])
                 imports += "".join(re.findall(r"^(?:import|from) .*\n", block.text, re.MULTILINE))
             else:
                 command = ["bash", "-euo", "pipefail", "-c", block.text]
-            done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
-            )
+                done = subprocess.run(
+                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+                )
             assert done.returncode == 0, f"{block.text}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loading import index_beside, write_counted
-from ranks import torchrun
+from ranks import run_ranks
 
 pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = [pytest.mark.server, pytest.mark.torch]
@@ -23,8 +23,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path) -> No
     last = 7  # the last batch of an epoch
     script, arguments = Path(__file__).with_name("stateful_training.py"), [str(tmp_path), "2"]
     checkpoints = {"step3": 3, f"step{last}": last, "epoch0": last}
-    torchrun(2, script, *arguments)
-    torchrun(2, script, *arguments, *checkpoints)
+    run_ranks(2, script, *arguments)
+    run_ranks(2, script, *arguments, *checkpoints)
     for rank in range(2):
         whole, *resumed = map(json.loads, (tmp_path / f"{rank}.jsonl").read_text().splitlines())
         assert len(whole) == 3 * last

@@ -14,7 +14,7 @@ from loading import write_counted
 from pages import write_pictures
 from penstock.index import beside, build
 from penstock.sources.shards import ShardFinder
-from ranks import torchrun
+from ranks import run_ranks, torchrun
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer
@@ -31,7 +31,7 @@ def epochs_of(tmp_path: Path, processes: int, *jobs: str, **options: Any) -> lis
     """[job][rank][epoch][batch] of what ``torchrun_scenario.py`` got."""
     out = tmp_path / "out"
     out.mkdir()
-    torchrun(processes, HERE / "torchrun_scenario.py", str(out), *jobs, **options)
+    run_ranks(processes, HERE / "torchrun_scenario.py", str(out), *jobs, **options)
     ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(processes)]
     return [list(job) for job in zip(*ranks, strict=True)]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.test_torchrun import HERE, torchrun
+from integration.test_torchrun import HERE
 from loading import write_counted
+from ranks import run_ranks
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.server, pytest.mark.torch]
@@ -22,7 +23,7 @@ def test_the_others_hear_of_a_rank_that_fails(tmp_path: Path) -> None:
     """
     write_counted(tmp_path / "data", (9, 4, 7, 5, 6))
     (tmp_path / "out").mkdir()
-    torchrun(2, HERE / "torchrun_failing.py", f"{tmp_path}/data/", str(tmp_path / "out"))
+    run_ranks(2, HERE / "torchrun_failing.py", f"{tmp_path}/data/", str(tmp_path / "out"))
     other, failing = (json.loads((tmp_path / "out" / f"{rank}.json").read_text()) for rank in range(2))
     assert [kind for kind, _, _ in failing] == ["DecodeError"] * 4
     assert [kind for kind, _, _ in other] == ["PenstockError"] * 4

@@ -23,7 +23,7 @@ from penstock.checkpoints import Checkpoints
 from penstock.config import RetryConfig, TransportConfig
 from penstock.torch.checkpoint import StorageReader, StorageWriter
 from penstock.transport import engine
-from ranks import torchrun
+from ranks import run_ranks
 
 if TYPE_CHECKING:
     from penstock.testing.s3_server import S3Server
@@ -56,7 +56,7 @@ def test_two_ranks(s3_endpoint: S3Server, bucket: str) -> None:
     """Two ranks save a sharded model, also asynchronously, and load it; a rank that fails commits nothing."""
     url = f"s3://{bucket}/run/"
     actions = ["save=1", "load=1", "thread=2", "fail=3", "fail=2", "load=2"]
-    said = torchrun(2, SCENARIO, url, s3_endpoint.endpoint_url, *actions, environment=settings(s3_endpoint))
+    said = run_ranks(2, SCENARIO, url, s3_endpoint.endpoint_url, *actions, environment=settings(s3_endpoint))
     assert said.split("done ")[1:] == [f"{action}\n" for action in actions]
     with connected(s3_endpoint, url) as run:
         assert [(info.step, info.status, info.world_size) for info in run.all()][:2] == [
@@ -74,7 +74,7 @@ def test_other_numbers_of_ranks(s3_endpoint: S3Server, bucket: str) -> None:
     """What two ranks saved, four load, and the other way round; an asynchronous save in a process commits as well."""
     url = f"s3://{bucket}/run/"
     for ranks, actions in ((2, ["process=1"]), (4, ["load=1", "save=2"]), (2, ["load=2"]), (1, ["load=1", "load=2"])):
-        torchrun(ranks, SCENARIO, url, s3_endpoint.endpoint_url, *actions, environment=settings(s3_endpoint))
+        run_ranks(ranks, SCENARIO, url, s3_endpoint.endpoint_url, *actions, environment=settings(s3_endpoint))
 
 
 # ── kills ───────────────────────────────────────────────────────────────────────────────────────────────────────────

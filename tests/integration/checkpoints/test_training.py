@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import subprocess
-import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +18,7 @@ import penstock as ps
 from connecting import connection_to
 from loading import counted, shard
 from penstock.checkpoints import Checkpoints
+from ranks import Ranks
 
 if TYPE_CHECKING:
     from penstock.testing.s3_server import S3Server
@@ -49,74 +50,48 @@ class Training:
         self.tmp.mkdir()
         self.url = f"s3://{bucket}/{name}/"
         self._data = f"s3://{bucket}/data/"
-        self._process: subprocess.Popen[str] | None = None
+        self._ranks: Ranks | None = None
         self._environment = {
             **os.environ, **s3.environment, "TMPDIR": str(self.tmp), "HOME": str(self.tmp), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
 
-    def start(self, ranks: int, *, steps: int = STEPS) -> subprocess.Popen[str]:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
-        program = [
-            sys.executable,
-            str(SCENARIO),
-            self._data,
-            self.url,
-            str(self.out),
-            str(steps),
-            str(EVERY),
-            self.kind,
-        ]
-        with (self.out / "stderr").open("ab") as stderr:
-            self._process = subprocess.Popen(
-                program if self.kind == "plain" else [sys.executable, *launcher, *program],
-                env=self._environment,
-                cwd=self.tmp,
-                stderr=stderr,
-                text=True,
-            )
-        return self._process
+    def start(self, ranks: int, *, steps: int = STEPS) -> Ranks:
+        self._ranks = Ranks(
+            ranks, SCENARIO, self._data, self.url, str(self.out), str(steps), str(EVERY), self.kind,
+            environment=self._environment, folder=self.tmp, stdout=self.out / "stdout", stderr=self.out / "stderr",
+        )  # fmt: skip
+        return self._ranks
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """End what a failed test has left."""
-        if self._process is not None and self._process.poll() is None:
-            for rank in range(8):
-                for line in self.log(rank):
-                    if "pid" in line:
-                        with suppress(ProcessLookupError):
-                            os.kill(line["pid"], signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
+        if self._ranks is not None:
+            self._ranks.kill()
 
     def run(self, ranks: int, *, steps: int = STEPS) -> None:
         """Run it to its end."""
-        process = self.start(ranks, steps=steps)
-        assert process.wait(RUN_S_MAX) == 0, (self.out / "stderr").read_text()[-3000:]
+        assert self.start(ranks, steps=steps).wait(RUN_S_MAX) == 0, (self.out / "stderr").read_text()[-3000:]
 
     def run_and_kill(self, ranks: int, chance: random.Random) -> bool:
         """Run it until a random moment, and kill all processes or one rank; return whether it ended before."""
         before = [len(self.log(rank)) for rank in range(ranks)]
-        process = self.start(ranks)
+        running = self.start(ranks)
         lines = chance.randrange(1, STEPS)
-        while process.poll() is None and any(len(self.log(rank)) < before[rank] + lines for rank in range(ranks)):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.02)
+        while running.poll() is None and any(len(self.log(rank)) < before[rank] + lines for rank in range(ranks)):
+            time.sleep(0.02)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(chance.random() * 0.3)
-        ended = process.poll() is not None
+            running.wait(chance.random() * 0.3)
+        ended = running.poll() is not None
         if ended:
-            assert process.returncode == 0, (self.out / "stderr").read_text()[-3000:]
+            assert running.poll() == 0, (self.out / "stderr").read_text()[-3000:]
         pids = [[line["pid"] for line in self.log(rank) if "pid" in line][-1] for rank in range(ranks)]
-        if not ended and chance.random() < 0.5:
-            process.kill()
+        if ended or chance.random() < 0.5:
+            running.kill()
         else:
-            pids = [chance.choice(pids)]
-        for pid in [] if ended else pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait(RUN_S_MAX)
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            running.wait(RUN_S_MAX)
         return ended
 
     def log(self, rank: int) -> list[dict[str, Any]]:
