@@ -49,7 +49,7 @@ class TestCachedTiny(StoreContract):
 
     @pytest.fixture
     def store(self, tmp_path):
-        config = CacheConfig(tmp_path, 100_000, block_bytes=8192, free_ratio_min=0.0, threads_max=1)
+        config = CacheConfig(tmp_path, 1_000_000, block_bytes=81_920, free_ratio_min=0.0, threads_max=1)
         with Cached(MemoryStore(), config) as store:
             yield store
 
