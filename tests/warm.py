@@ -34,8 +34,8 @@ IMPORTED = [
     "torch.distributed.tensor",
     "torch.utils.data",
     "torchdata.stateful_dataloader",
-    "lightning",
-    "transformers",
+    "lightning.pytorch",
+    "transformers.trainer",
     "accelerate",
 ]  # those that are installed
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock as ps
 from loading import index_beside, pipeline, write_counted
-from ranks import torchrun
+from ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("training.py")
 
@@ -30,8 +30,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path, ranks
     for folder in ("data", "val"):
         index_beside(tmp_path / folder)
     last = {1: 13, 2: 7}[ranks_count]  # the last batch of an epoch
-    torchrun(ranks_count, SCRIPT, str(tmp_path))
-    torchrun(ranks_count, SCRIPT, str(tmp_path), "step=3", f"step={last}", "epoch=0")
+    run_ranks(ranks_count, SCRIPT, str(tmp_path))
+    run_ranks(ranks_count, SCRIPT, str(tmp_path), "step=3", f"step={last}", "epoch=0")
     for rank in range(ranks_count):
         runs = [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()]
         whole = {run["variant"]: run for run in runs if run["checkpoint"] is None}

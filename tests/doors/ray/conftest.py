@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three nodes of one CPU each; this process has joined."""
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 import penstock as ps
 from loading import index_beside, pipeline, write_counted
-from ranks import torchrun
+from ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("training.py")
 
@@ -32,8 +32,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path, frame
     accumulated = 2 if framework == "trainer" else 1
     epoch = math.ceil(batches_per_epoch / accumulated)
     steps = [2, epoch, epoch + 3, 2 * epoch, 3 * epoch - 1]
-    torchrun(ranks_count, SCRIPT, framework, str(tmp_path))
-    torchrun(ranks_count, SCRIPT, framework, str(tmp_path), *map(str, steps))
+    run_ranks(ranks_count, SCRIPT, framework, str(tmp_path))
+    run_ranks(ranks_count, SCRIPT, framework, str(tmp_path), *map(str, steps))
     for rank in range(ranks_count):
         whole, *resumed = map(json.loads, (tmp_path / f"{rank}.jsonl").read_text().splitlines())
         assert len(whole["keys"]) == 3 * batches_per_epoch
@@ -48,7 +48,7 @@ def test_accelerate_does_not_divide_batches_again(tmp_path: Path) -> None:
     """A prepared DataLoader on an IterableDataset is an error on 2 ranks, instead of half of the samples."""
     write_counted(tmp_path / "data", (30, 10))
     index_beside(tmp_path / "data")
-    torchrun(2, SCRIPT, "prepared", str(tmp_path))
+    run_ranks(2, SCRIPT, "prepared", str(tmp_path))
     for rank in range(2):
         dispatched, sharded = json.loads((tmp_path / f"{rank}.jsonl").read_text())["losses"]
         assert "DataLoaderDispatcher divides the batches among 2 ranks" in dispatched

@@ -99,7 +99,8 @@ def test_changed_weights_are_resumed_from_every_position(
     assert (keys == unchanged) == (
         at == 20 and on_epoch == "changed"
     )  # weights belong to the pipeline that they were set for
-    for count, state in [*states[at : at + 2], *states[max(at, 19) : 23], *states[at::11]]:
+    for position in sorted({at, at + 1, *range(max(at, 19), 23), *range(at, len(states), 11)}):
+        count, state = states[position]
         with ps.Loader(mixed(parts), **options) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
