@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.errors import ConfigError, ObjectMissingError, UnsupportedFormatError
 from penstock.formats.registry import detect, format_of_name
 from penstock.formats.tar_header import BLOCK_BYTES
@@ -31,6 +33,7 @@ KEYS_MAX = 20_000
 PROBES_COUNT = 10
 HEAD_BYTES = 1024
 _LABELS = ("cls", "label", "labels", "target", "class", "json", "txt")
+_KINDS = {"i": "int64", "u": "int64", "f": "float32"}
 _PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm")
 _HEADS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"RIFF")
 
@@ -51,6 +54,7 @@ class DataFacts:
         format: ``objects`` if each object is a sample, otherwise the format of the shards, e.g. ``tar``.
         image: Name of the field with the most bytes.
         label: Name of the field that looks like the label; None if there is none.
+        label_kind: What the label is, as TensorFlow calls it: ``int64``, ``float32`` or ``string``.
         is_picture: Whether `image` holds pictures that can be decoded.
         sample_bytes: Mean bytes of `image` in the first samples.
         stored_bytes: Mean bytes that these samples take with all their fields, in a tar with headers and padding.
@@ -68,6 +72,7 @@ class DataFacts:
     format: str
     image: str
     label: str | None
+    label_kind: str
     is_picture: bool
     sample_bytes: float
     stored_bytes: float
@@ -126,6 +131,7 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
     if is_sharded:
         key = found[0].key
         format_name = format_of_name(key) or detect(key, bytes(found[0].store.read(key, ByteRange(0, HEAD_BYTES)).data))
+    label = next((each for each in _LABELS if each in samples[0] and each != image), None)
     return DataFacts(
         url=public_url(url),
         endpoint_url=core.endpoint.endpoint_url,
@@ -137,7 +143,8 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         total_bytes=sum(shard.size_bytes or 0 for shard in found),
         format=format_name,
         image=image,
-        label=next((each for each in _LABELS if each in samples[0] and each != image), None),
+        label=label,
+        label_kind=_KINDS.get(np.asarray(samples[0].get(label)).dtype.kind, "string"),
         is_picture=image.lower() in _PICTURES or samples[0][image].startswith(_HEADS),
         sample_bytes=sizes[image],
         stored_bytes=statistics.mean(_stored_bytes(sample, format_name) for sample in samples),

@@ -126,7 +126,7 @@ def run_benchmark(
         for entry in _rotated(entries, number)
     ]
     seconds = max(TURN_S_MIN, options.seconds * (1 - STARTING_RATIO) / max(1, len(turns)))
-    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch, ExitStack() as stack:
         runner = _Runner(data, options, record, stack, scratch, seconds)
         for done, turn in enumerate(turns):
             progress(turn.entry.name, done, len(turns))
@@ -155,7 +155,7 @@ class _Runner:
         self._data, self._options, self._record, self._stack = data, options, record, stack
         self._job = {
             "keys": list(data.keys), "prefix": data.prefix, "batch": options.batch, "image": data.image,
-            "label": data.label, "objects": data.format == "objects", "parquet": list(data.keys),
+            "label": data.label, "label_kind": data.label_kind, "format": data.format, "objects": data.format == "objects",
             "decode": options.decode and data.is_picture, "shuffle": options.shuffle, "scratch": scratch,
             "seconds_max": seconds, "step": options.step,
         }  # fmt: skip

@@ -43,7 +43,7 @@ class Entry:
         """Return why this client cannot read such data here; None if it can."""
         if format_name not in self.formats:
             return f"does not read {format_name}"
-        if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in self.packages if not _is_installed(name)]:
             return f"not installed: {', '.join(missing)}"
         if missing := [name for name in self.programs if shutil.which(name) is None]:
             return f"not installed: the program {', '.join(missing)}"
@@ -52,53 +52,93 @@ class Entry:
         return None
 
 
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a part of a package that is not installed
+        return False
+
+
 _SHARDS = frozenset({"tar", "tar.gz", "tfrecord", "parquet", "recordio", "mds", "jsonl", "zip"})
-_TAR, _OBJECTS, _PARQUET = frozenset({"tar"}), frozenset({"objects"}), frozenset({"parquet"})
-_WEBDATASET = ("webdataset", "torch")
-_CONNECTOR = ("s3torchconnector", "torch")
+_TAR, _OBJECTS, _PARQUET, _TFRECORD = (frozenset({name}) for name in ("tar", "objects", "parquet", "tfrecord"))
+_ANY = _SHARDS | _OBJECTS
+_FILES = _TAR | _OBJECTS | _PARQUET
+
+
+def _ours(name: str, module: str = "penstock", formats: frozenset[str] = _ANY, **about: Any) -> Entry:
+    return Entry(name=name, module=module, formats=formats, is_ours=True, **about)
+
+
+def _webdataset(way: str, *packages: str, **about: Any) -> Entry:
+    return Entry(
+        name=about.pop("name", f"webdataset, {way}"), module="webdataset", formats=_TAR, options={"way": way},
+        packages=("webdataset", "torch", *packages), workers="workers", **about,
+    )  # fmt: skip
+
+
+def _tensorflow(name: str, way: str, formats: frozenset[str] = _TFRECORD, *packages: str, **about: Any) -> Entry:
+    return Entry(
+        name=name, module="tensorflow", formats=formats, packages=("tensorflow", *packages), options={"way": way},
+        workers="readers", **about,
+    )  # fmt: skip
+
+
+def _in_dataloader(name: str, module: str, formats: frozenset[str], *packages: str, **about: Any) -> Entry:
+    return Entry(name=name, module=module, formats=formats, packages=("torch", *packages), workers="workers", **about)
+
 
 ENTRIES = (
-    Entry(name="penstock", module="penstock", formats=_SHARDS | _OBJECTS, is_ours=True, workers="threads"),
+    _ours("penstock", workers="threads"),
+    _ours("penstock, processes", packages=("cloudpickle",), options={"processes": 2}, workers="processes"),
+    _ours("penstock, DataLoader", packages=("torch",), options={"mode": "torch"}, workers="workers"),
+    _ours("penstock, map-style", packages=("torch",), options={"mode": "map"}, workers="workers"),
+    _tensorflow("penstock, TensorFlow", "dataset", _ANY, is_ours=True),
+    _in_dataloader("penstock, mount", "files", _FILES, options={"way": "mount"}, is_ours=True),
+    _in_dataloader("penstock, pipe", "files", _TAR, options={"way": "pipe", "workers": 2}, is_ours=True),
+    _in_dataloader("penstock, files", "files", _FILES, options={"way": "file"}, is_ours=True),
+    _ours("penstock, gateway cold", packages=("aiohttp",), options={"through": "cold"}, workers="threads"),
+    _ours("penstock, gateway warm", packages=("aiohttp",), options={"through": "warm"}, workers="threads"),
+    _webdataset("penstock", name="webdataset on penstock", is_ours=True),
+    _in_dataloader("connector names on penstock", "penstock_connector", _TAR | _OBJECTS, is_ours=True),
+    _in_dataloader("connector, iterable", "s3torchconnector", _TAR, "s3torchconnector"),
+    _in_dataloader("connector, map", "s3torchconnector", _OBJECTS, "s3torchconnector"),
+    _webdataset("curl", name="webdataset, pipe:curl", programs=("curl",)),
+    _webdataset("aws", name="webdataset, pipe:aws", programs=("aws",)),
+    _webdataset("boto3", "boto3"),
+    _webdataset("s3fs", "s3fs"),
+    _in_dataloader("MinIO's SDK", "minio", _TAR | _OBJECTS, "minio"),
+    _in_dataloader("TorchData", "torchdata", _TAR | _OBJECTS, "torchdata.datapipes", "s3fs"),
+    _in_dataloader("LitData", "litdata", frozenset({"litdata"}), "litdata"),
+    _in_dataloader("MosaicML Streaming", "mosaicml", frozenset({"mds"}), "streaming"),
     Entry(
-        name="penstock, processes", module="penstock", formats=_SHARDS | _OBJECTS, packages=("cloudpickle",),
-        options={"processes": 2}, is_ours=True, workers="processes",
+        name="Hugging Face datasets", module="datasets", formats=_PARQUET | _TAR, packages=("datasets", "s3fs", "torch"),
+        workers="workers",
     ),
     Entry(
-        name="webdataset on penstock", module="webdataset_s3", formats=_TAR, packages=_WEBDATASET, is_ours=True,
-        options={"way": "penstock"}, decodes=False, workers="workers",
+        name="Ray Data", module="ray", formats=_FILES | _TFRECORD, packages=("ray", "pyarrow", "pandas"), decodes=False,
     ),
-    Entry(
-        name="webdataset, pipe:aws", module="webdataset_s3", formats=_TAR, packages=_WEBDATASET, programs=("aws",),
-        options={"way": "aws"}, decodes=False, workers="workers",
-    ),
-    Entry(
-        name="connector names on penstock", module="penstock_connector", formats=_TAR | _OBJECTS, packages=("torch",),
-        is_ours=True, workers="workers",
-    ),
-    Entry(
-        name="connector, iterable", module="s3torchconnector", formats=_TAR, packages=_CONNECTOR, workers="workers",
-    ),
-    Entry(
-        name="connector, map", module="s3torchconnector", formats=_OBJECTS, packages=_CONNECTOR, workers="workers",
-    ),
-    Entry(name="datasets", module="datasets", formats=_PARQUET, packages=("datasets", "s3fs"), decodes=False),
-    Entry(name="Ray Data", module="ray", formats=_PARQUET, packages=("ray", "pyarrow"), decodes=False),
+    _in_dataloader("rclone mount", "files", _FILES, options={"way": "rclone"}, programs=("rclone",)),
+    _in_dataloader("s3fs-fuse", "files", _FILES, options={"way": "s3fs"}, programs=("s3fs",)),
+    _tensorflow("TensorFlow, local files", "local"),
+    _tensorflow("TensorFlow, tensorflow-io", "io", _TFRECORD, "tensorflow_io"),
+    _tensorflow("TensorFlow, py_function", "naive", _TAR, "boto3"),
+    _tensorflow("TensorFlow, tf.data service", "service", _TAR | _TFRECORD, "boto3"),
 )  # fmt: skip
 
 RAW = Entry(
     name="raw reading",
     module="penstock",
-    formats=_SHARDS | _OBJECTS,
+    formats=_ANY,
     options={"mode": "raw"},
     job={"step": None},
     is_ours=True,
 )
 """The bytes of the shards, unparsed: what the store gives to this machine."""
 UNDECODED = Entry(
-    name="without decoding", module="penstock", formats=_SHARDS | _OBJECTS, job={"decode": False, "step": None}
+    name="without decoding", module="penstock", formats=_ANY, job={"decode": False, "step": None}
 )
 """Reading without preprocessing and without a step."""
-STEP_ALONE = Entry(name="one cached batch", module="penstock", formats=_SHARDS | _OBJECTS, job={"cached": True})
+STEP_ALONE = Entry(name="one cached batch", module="penstock", formats=_ANY, job={"cached": True})
 """The step on one batch again and again: what a training loop reaches that never waits for data."""
 PROBES = (RAW, UNDECODED, STEP_ALONE)
 """Measurements that are not clients: what the store, reading and the step allow."""

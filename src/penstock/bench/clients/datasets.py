@@ -1,8 +1,9 @@
-"""Hugging Face datasets, streaming Parquet; ``batch`` of Arrow, or a DataLoader's workers."""
+"""Hugging Face datasets, streaming Parquet or tars: batches of Arrow, or a DataLoader."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,13 @@ def pack_parquet(source: str, target: str, group_bytes: int = 16 << 20, file_byt
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema({"image": pa.binary(), "label": pa.int64()})
+    schema = pa.schema({loop.IMAGE: pa.binary(), loop.LABEL: pa.int64()})
     Path(target).mkdir(parents=True, exist_ok=True)
     writer, number, written, images, labels = None, 0, 0, [], []
 
     def flush() -> None:
         if images:
-            writer.write_table(pa.table({"image": images, "label": labels}, schema=schema))
+            writer.write_table(pa.table({loop.IMAGE: images, loop.LABEL: labels}, schema=schema))
             images.clear()
             labels.clear()
 
@@ -48,19 +49,15 @@ def pack_parquet(source: str, target: str, group_bytes: int = 16 << 20, file_byt
         writer.close()
 
 
-def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
-    return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
-
-
 class Datasets(loop.Plain):
-    """`workers` 0: ``with_format("arrow").iter``; else a DataLoader over it."""
+    """`workers` 0: ``with_format("arrow").iter`` of Parquet; else a DataLoader over it. Tars by its builder ``webdataset``."""
 
     packages = ("datasets", "s3fs")
 
-    def __init__(self, *, url: str, bucket: str, workers: int = 0) -> None:
+    def __init__(self, *, url: str | None, bucket: str, workers: int = 0) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
         self.bucket, self.workers = bucket, workers
-        self.storage = {"endpoint_url": url, "config_kwargs": {"s3": {"addressing_style": "path"}}}
+        self.storage = {"endpoint_url": url, "config_kwargs": {"s3": {"addressing_style": "path" if url else "auto"}}}
 
     def pack(self, source: str, target: str) -> None:
         pack_parquet(source, target)
@@ -68,16 +65,26 @@ class Datasets(loop.Plain):
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         from datasets import load_dataset
 
-        files = [f"s3://{self.bucket}/{key}" for key in job["parquet"]]
-        found = load_dataset("parquet", data_files={"train": files}, streaming=True, storage_options=self.storage)
-        dataset = found["train"]
-        if self.workers:
-            from torch.utils.data import DataLoader
+        builder = "webdataset" if job.get("format") == "tar" else "parquet"
+        files = [f"s3://{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
+        dataset = load_dataset(builder, data_files={"train": files}, streaming=True, storage_options=self.storage)["train"]
+        if job.get("shuffle"):
+            dataset = dataset.shuffle(buffer_size=job["shuffle"])
+        if self.workers or job.get("decode") or builder == "webdataset":
+            from penstock.bench.clients import dataloader
 
-            yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
+            if builder == "webdataset":
+                dataset = dataset.decode(False).map(partial(bare, job["image"]))
+            yield from dataloader.batches(dataset, job, self.workers)
             return
         for table in dataset.with_format("arrow").iter(batch_size=job["batch"]):
-            yield table["image"].to_pylist(), table["label"].to_pylist()
+            yield loop.columns_of(table, job)
+
+
+def bare(name: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """A picture that is not decoded is a dict with its bytes."""
+    image = sample[name]
+    return {**sample, name: image["bytes"] if isinstance(image, dict) else image}
 
 
 CLIENT = Datasets

@@ -12,15 +12,10 @@ import torch
 from litdata.streaming import downloader
 from litdata.streaming.item_loader import TokensLoader
 
-from penstock.bench.clients import loop
+from penstock.bench.clients import dataloader, loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Of bytes: it gives memoryviews, which cannot cross from a worker (and then it hangs)."""
-    return [bytes(sample["image"]) for sample in samples], [sample["label"] for sample in samples]
 
 
 WORKER_BATCH = 16  # a worker reads one sample after the other: smaller pieces keep all of them busy
@@ -50,7 +45,7 @@ class LitData:
     def __init__(
         self,
         *,
-        url: str,
+        url: str | None,
         bucket: str,
         workers: int = 8,
         by_number: bool = False,
@@ -77,7 +72,7 @@ class LitData:
         else:
             cache = Cache(target, **({"chunk_size": int(count)} if count else {"chunk_bytes": "64MB"}))
             for index, (image, label) in enumerate(loop.tar_samples(source)):
-                cache[index] = {"image": image, "label": label}
+                cache[index] = {loop.IMAGE: image, loop.LABEL: label}
         cache.done()
         cache.merge()
 
@@ -91,8 +86,8 @@ class LitData:
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = litdata.StreamingDataset(
-            f"s3://{self.bucket}/{job['litdata']}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
-            storage_options={"endpoint_url": self.url}, drop_last=False, **self.dataset,
+            f"s3://{self.bucket}/{job.get('litdata', job['prefix'])}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
+            storage_options={"endpoint_url": self.url} if self.url else {}, drop_last=False, **self.dataset,
             **({"item_loader": TokensLoader(self.block)} if self.block else {}),
         )  # fmt: skip
         if self.block:
@@ -100,16 +95,17 @@ class LitData:
             for batch in loop.begun(loader, job):
                 yield loop.of_blocks(batch.numpy())
             return
+        collate = dataloader.Collate(job)  # of bytes: it gives memoryviews, which cannot cross from a worker (and then it hangs)
         if self.by_number:
             loader = torch.utils.data.DataLoader(
-                ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=as_lists
+                ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=collate
             )
             samples = (sample for images, labels in loader for sample in zip(images, labels, strict=True))
             yield from loop.batched(samples, job["batch"])
             return
-        yield from litdata.StreamingDataLoader(
-            dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists
-        )
+        loader = litdata.StreamingDataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=collate)
+        for images, labels in loader:
+            yield (images.numpy() if job.get("decode") else images), labels
 
     def finish(self) -> None:
         if not self.keep:

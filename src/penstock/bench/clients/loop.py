@@ -7,8 +7,8 @@ Commands:
   {"do": "steps", ...}                                                     -> see ``windows.py``
 Any failure answers {"error": text}. Credentials and region come from the environment, as each library finds them.
 
-A job has "keys" (of the bucket, in order), "prefix" (their folder), "batch", and the names of two fields, "image" (the
-largest) and "label" (or null). Other entries are read by single clients.
+A job has "keys" (of the bucket, in order), "prefix" (their folder), "format", "batch", and the names of two fields, "image"
+(the largest) and "label" (or null). Other entries are read by single clients.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ import itertools
 import json
 import os
 import sys
+import tarfile
+import threading
 import time
 import traceback
 import zlib
+from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock.bench.clients.steps import make_step
@@ -33,7 +37,11 @@ if TYPE_CHECKING:
 Batch: TypeAlias = tuple[Any, Any]
 """Images (buffers, or one array[B, H, W, 3]) and labels (texts, numbers or one array), one of each for a sample."""
 
+IMAGE, LABEL = "jpg", "cls"
+"""The fields of the repository's own samples, which ``pack`` converts."""
 MASK = 0xFFFFFFFFFFFFFFFF
+END_S = 1.0
+"""Time for the end of a command that runs when standard input ends."""
 LABELS_MAX = 1024
 BATCHES_MIN = 4
 """Batches after which an epoch may end because its time is over: a rate needs some."""
@@ -56,22 +64,80 @@ class Loads(Protocol):
 
 def tar_samples(folder: str) -> Iterator[tuple[bytes, int]]:
     """(image, label) of every sample of a folder of tars, for ``pack``."""
-    import tarfile
-
     for path in sorted(Path(folder).glob("*.tar")):
-        with tarfile.open(path) as archive:
-            members = iter(archive)
-            for image in members:
-                found = archive.extractfile(image), archive.extractfile(next(members))
-                data, label = [file.read() for file in found if file is not None]
-                yield data, int(label)
+        with path.open("rb") as file:
+            for sample in read_tar(file, (IMAGE, LABEL)):
+                yield sample[IMAGE], int(sample[LABEL])
+
+
+def read_tar(file: Any, fields: Sequence[str | None], buffer_bytes: int = tarfile.RECORDSIZE) -> Iterator[dict[str, bytes]]:
+    """The samples of a stream of tars by ``tarfile``, as dicts of `fields`: members in sequence whose names differ after a dot."""
+    with tarfile.open(fileobj=file, mode="r|", bufsize=buffer_bytes, ignore_zeros=True) as archive:
+        last, found = "", dict[str, bytes]()
+        for member in archive:
+            folder, _, name = member.name.rpartition("/")
+            stem, _, field = name.partition(".")
+            if f"{folder}/{stem}" != last and found:
+                yield found
+                found = {}
+            last = f"{folder}/{stem}"
+            if field.lower() in fields and (content := archive.extractfile(member)):
+                found[field.lower()] = content.read()
+            archive.members.clear()  # type: ignore[attr-defined] # tarfile keeps them all otherwise
+        if found:
+            yield found
+
+
+def read_parquet(file: Any, job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file by pyarrow, as dicts of the two columns."""
+    import pyarrow.parquet
+
+    columns = [name for name in (job["image"], job["label"]) if name]
+    for rows in pyarrow.parquet.ParquetFile(file).iter_batches(job["batch"], columns=columns):
+        yield from rows.to_pylist()
+
+
+def columns_of(table: Any, job: dict[str, Any]) -> Batch:
+    """The images and labels of a table of Arrow."""
+    return table[job["image"]].to_pylist(), table[job["label"]].to_pylist() if job["label"] else []
+
+
+def folder_of(job: dict[str, Any]) -> str:
+    """The prefix of all keys: empty, or with a slash at its end."""
+    return f"{job['prefix']}/" if job["prefix"] else ""
+
+
+def number_of(key: str) -> str:
+    """The number in an object's name, which is its label."""
+    return key.rsplit("/", 1)[-1].split(".")[0]
+
+
+def use_endpoint(url: str | None, *names: str) -> None:
+    """Set variables of the environment to the endpoint, if it is not Amazon."""
+    if url:
+        os.environ.update(dict.fromkeys(names or ("AWS_ENDPOINT_URL",), url))
+
+
+@cache
+def boto3_client(url: str | None, _process_id: int) -> Any:
+    """boto3's client of S3 in this process."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(max_pool_connections=32, s3={"addressing_style": "path" if url else "auto"})
+    return boto3.client("s3", endpoint_url=url, config=config)
+
+
+def boto3_body(url: str | None, bucket: str, key: str) -> Any:
+    """An object as a stream by boto3."""
+    return boto3_client(url, os.getpid()).get_object(Bucket=bucket, Key=key)["Body"]
 
 
 def label_of(label: Any) -> int:
-    """As a number: from text, from bytes, from an array's element."""
+    """As a number: from text, from bytes, from an array's element; 0 without a label."""
     if isinstance(label, (bytes, bytearray, memoryview)):
-        return int(bytes(label))
-    return int(label.item()) if hasattr(label, "item") else int(label)
+        return int(bytes(label).strip(b"[]"))
+    return int(label.item()) if hasattr(label, "item") else int(label or 0)
 
 
 def sample_check(image: Any, label: int) -> int:
@@ -96,6 +162,7 @@ class Tally:
         self.bytes += images.nbytes if decoded else sum(map(len, images))
         if not self.check:
             return
+        labels = labels if len(labels) else [None] * len(images)
         if len(labels) != len(images):
             raise AssertionError(f"{len(images)} images with {len(labels)} labels")
         for image, label in zip(images, labels, strict=True):
@@ -163,8 +230,15 @@ def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
         that it started. "stall_s" is the time in which the loop waited for batches after the first one, "step_s" that of its
         steps. "times_s" are the times at which batches came, "counts" and "sizes" the samples and bytes that had come by then.
     """
+    try:
+        client.prepare(job)
+        return {**_loaded(client, job), **(client.about() if hasattr(client, "about") else {})}
+    finally:
+        client.finish()
+
+
+def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     step = make_step(job.get("step"))
-    client.prepare(job)
     tally, most, seconds_max = Tally(check=job.get("check", False)), job.get("batches_max"), job.get("seconds_max")
     times_s: list[float] = []
     counts: list[int] = []
@@ -190,13 +264,27 @@ def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - start_s
     del batches  # ends its workers, whose seconds then count
     cpu_s = tree_cpu_s(os.getpid()) - cpu_s
-    client.finish()
     first_s = times_s[0] if times_s else 0.0
     return {
         "seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, "step_s": step_s,
         "stall_s": max(0.0, seconds - first_s - step_s), **tally.answer(), "times_s": times_s, "counts": counts, "sizes": sizes,
-        **(client.about() if hasattr(client, "about") else {}),
     }  # fmt: skip
+
+
+def _commands(end: Callable[[], object]) -> Iterator[str]:
+    """The lines of standard input. Where they end while a command runs, `end` has to end what it started: mounts stay otherwise."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        with os.fdopen(os.dup(0)) as told:  # not sys.stdin, which forked workers close
+            for line in told:
+                lines.put(line)
+        lines.put("")
+        time.sleep(END_S)
+        end()
+
+    threading.Thread(target=read, daemon=True).start()
+    return iter(lines.get, "")
 
 
 def serve(make: Callable[..., Any]) -> None:
@@ -206,7 +294,13 @@ def serve(make: Callable[..., Any]) -> None:
     os.dup2(2, 1)
     client: Any = None
     windows: Any = None
-    for line in sys.stdin:
+
+    def end() -> None:
+        if client is not None:
+            client.finish()
+        os._exit(1)
+
+    for line in _commands(end):
         command = json.loads(line)
         try:
             if command["do"] == "open":

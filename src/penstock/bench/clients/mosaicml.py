@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
-from torch.utils.data import DataLoader
 
 import penstock.bench.clients.without_torchvision  # noqa: F401 - before streaming
-from penstock.bench.clients import loop
+from penstock.bench.clients import dataloader, loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
-    return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
 
 
 def as_blocks(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -34,9 +29,9 @@ class Mosaic:
     packages = ("mosaicml-streaming", "torch")
 
     def __init__(
-        self, *, url: str, bucket: str, workers: int = 8, keep: bool = False, block: int = 0, **dataset: Any
+        self, *, url: str | None, bucket: str, workers: int = 8, keep: bool = False, block: int = 0, **dataset: Any
     ) -> None:
-        os.environ["S3_ENDPOINT_URL"] = url
+        loop.use_endpoint(url, "S3_ENDPOINT_URL")
         self.bucket, self.workers, self.dataset = bucket, workers, dataset
         self.local: str | None = None
         self.keep = keep
@@ -52,10 +47,10 @@ class Mosaic:
                     writer.write({"tokens": loop.block_of(image, label)})
             return
         size = Path(target).name.partition("-of-")[2]
-        columns = {"image": "bytes", "label": "int"}
+        columns = {loop.IMAGE: "bytes", loop.LABEL: "int"}
         with MDSWriter(out=target, columns=columns, size_limit=int(size or 1 << 26)) as writer:
             for image, label in loop.tar_samples(source):
-                writer.write({"image": image, "label": label})
+                writer.write({loop.IMAGE: image, loop.LABEL: label})
 
     def prepare(self, job: dict[str, Any]) -> None:
         clean_stale_shared_memory()
@@ -65,7 +60,7 @@ class Mosaic:
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = StreamingDataset(
-            remote=f"s3://{self.bucket}/{job['mosaicml']}", local=f"{self.local}/copy", batch_size=job["batch"],
+            remote=f"s3://{self.bucket}/{job.get('mosaicml', job['prefix'])}", local=f"{self.local}/copy", batch_size=job["batch"],
             shuffle=bool(job.get("shuffle")), **self.dataset,
         )  # fmt: skip
         if self.block:
@@ -75,7 +70,7 @@ class Mosaic:
             for batch in loop.begun(loader, job):
                 yield loop.of_blocks(batch["tokens"])
             return
-        yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
+        yield from dataloader.batches(dataset, job, self.workers)
 
     def finish(self) -> None:
         if not self.keep:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.parse
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import penstock as ps
 from penstock import Loader  # its modules now, as peers' imports have theirs, and not under the clock
-from penstock.bench.clients import decoders, loop
+from penstock.bench.clients import decoders, loop, programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 AHEAD_BYTES = 64 << 20
 
@@ -28,25 +32,55 @@ AHEAD_BYTES = 64 << 20
 class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
 
-    ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one.
-
-    `mount`: a folder to read instead of the bucket.
+    ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one. In a
+    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket. `through`
+    a gateway of its own, which is ``cold`` or ``warm``: that has served all before.
     """
 
     packages = ("penstock-data", "numpy")
 
-    def __init__(self, *, url: str, bucket: str, mode: str = "loader", mount: str = "", **loader: Any) -> None:
+    def __init__(
+        self,
+        *,
+        url: str | None,
+        bucket: str,
+        mode: str = "loader",
+        mount: str = "",
+        through: str = "",
+        workers: int = 2,
+        **loader: Any,
+    ) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
-        self.cache = ""
+        self.through, self.workers = through, workers
+        self.keys: list[str] = []
+        self.stack = ExitStack()
         self.connection = {} if mount else {"endpoint_url": url}
         self.root = mount or f"s3://{bucket}"
 
     def prepare(self, job: dict[str, Any]) -> None:
         """An index that an earlier epoch left is not found, unless the job says where one is."""
-        os.environ["XDG_CACHE_HOME"] = self.cache = tempfile.mkdtemp(dir=job["scratch"])
+        self.folder = self.stack.enter_context(tempfile.TemporaryDirectory(dir=job["scratch"], ignore_cleanup_errors=True))
+        os.environ["XDG_CACHE_HOME"] = self.folder
+        self.keys = job["keys"] if self.through and not job.get("objects") else []
+        if self.through:
+            self.connection["endpoint_url"] = self.stack.enter_context(programs.gateway(self.url, self.bucket, job))
+        if self.through == "warm":
+            self._within(job, lambda _: deque(self._load(job), maxlen=0))
+        elif self.mode == "map" and not job.get("objects"):
+            self._within(job, lambda done: ps.build_index(self.source(job, done)))
+
+    def _within(self, job: dict[str, Any], do: Callable[[list[str]], object]) -> None:
+        """Do it for as many keys as there is time for; the epoch reads these. Without a limit, a large data set takes hours."""
+        begun_s, done, step = time.perf_counter(), 0, 1
+        while done < len(job["keys"]) and time.perf_counter() - begun_s < job.get("seconds_max", math.inf):
+            self.keys = job["keys"][done : done + step]
+            do(job["keys"][: done + step])
+            done += step
+            step *= 2
+        self.keys = job["keys"][:done]
 
     def finish(self) -> None:
-        shutil.rmtree(self.cache, ignore_errors=True)
+        self.stack.close()
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         if self.mode == "raw":
@@ -57,55 +91,83 @@ class Penstock:
             return self._decode(job)
         if self.mode in ("stream", "batches"):
             return self._by_number(job)
+        if self.mode == "torch":
+            return self._torch(job)
+        if self.mode == "map":
+            return self._map(job)
         return self._load(job)
+
+    def source(self, job: dict[str, Any], keys: list[str] | None = None) -> Any:
+        """The data set, or only `keys` of it."""
+        urls = [f"{self.root}/{key}" for key in keys] if keys else f"{self.root}/{loop.folder_of(job)}"
+        made_here = {"format": "tfrecord"} if self.through and job["format"] == "tar" else {}
+        return (ps.objects if job.get("objects") else ps.shards)(urls, **self.connection, **made_here)
+
+    def decoded(self, pipeline: Any, job: dict[str, Any]) -> Any:
+        """With the picture as an array, and the label."""
+        label = ps.Bytes if job.get("label_kind") == "string" else ps.Integer
+        labels = [label(job["label"])] if job["label"] and not job.get("objects") else []
+        return pipeline.decode(ps.Image(job["image"], height=decoders.SIDE, width=decoders.SIDE), *labels)
 
     def pipeline(self, job: dict[str, Any]) -> Any:
         """Images and labels; where objects hold no label, the key's number is it."""
-        name = job["image"]
-        urls = f"{self.root}/{job['prefix']}/"
-        source = ps.objects if job.get("objects") else ps.shards
-        pipeline = source(urls, **self.connection)
+        pipeline = self.source(job, self.keys)
+        if not (job.get("objects") or job.get("documents")):
+            pipeline = pipeline.select([name for name in (job["image"], job["label"]) if name])
         if job.get("shuffle"):
             pipeline = pipeline.shuffle(window=job["shuffle"], seed=job.get("seed", 0))
         if job.get("documents"):
             pipeline = pipeline.token_blocks(job["block"], dtype="uint16")
         if job.get("decode"):
-            labels = [] if job.get("objects") else [ps.Integer(job["label"])]
-            pipeline = pipeline.decode(ps.Image(name, height=decoders.SIDE, width=decoders.SIDE), *labels)
+            pipeline = self.decoded(pipeline, job)
         return pipeline.batch(job["batch"], drop_last=False)
 
     def _load(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
-        name = job["image"]
         with Loader(self.pipeline(job), **self.loader) as loader:
             for batch in loop.begun(loader, job):
-                if job.get("block"):
-                    yield loop.of_blocks(batch["tokens"])
-                else:
-                    yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
+                yield loop.of_blocks(batch["tokens"]) if job.get("block") else _of(batch, job)
                 del batch
+
+    def _torch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
+        """Batches that the data set makes, in a DataLoader."""
+        from torch.utils.data import DataLoader
+
+        from penstock.torch import IterableDataset
+
+        dataset = IterableDataset(self.pipeline(job), **self.loader)
+        for batch in DataLoader(dataset, batch_size=None, num_workers=self.workers):
+            images, labels = _of(batch, job)
+            yield (images.numpy() if job.get("decode") else images), labels
+
+    def _map(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
+        """Samples by number in random order, in a DataLoader."""
+        from torch.utils.data import DataLoader
+
+        from penstock.torch import MapDataset
+
+        source = self.source(job, self.keys)
+        dataset = MapDataset(self.decoded(source, job) if job.get("decode") else source)
+        for batch in DataLoader(dataset, job["batch"], shuffle=True, num_workers=self.workers, collate_fn=partial(_collated, job)):
+            yield batch
 
     def _by_number(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """A permutation of all samples, by ranges of their own; shards by the index that the job has."""
         import numpy as np
 
         source = ps.objects if job.get("objects") else ps.shards
-        made = source(f"s3://{self.bucket}/{job['prefix']}/", **self.connection)
+        made = source(f"s3://{self.bucket}/{loop.folder_of(job)}", **self.connection)
         with made.open(index="require", index_dir=job.get("index"), **self.loader) as dataset:
             order = np.random.default_rng(job.get("seed", 0)).permutation(len(dataset))
             samples = dataset.iter_samples(order)
             for start in range(0, len(order), job["batch"]):
                 numbers = order[start : start + job["batch"]]
                 batch = dataset[numbers] if self.mode == "batches" else list(itertools.islice(samples, len(numbers)))
-                images = [sample[job["image"]] for sample in batch]
-                if job.get("objects"):
-                    yield images, _named([sample["__key__"] for sample in batch])
-                else:
-                    yield images, [sample[job["label"]] for sample in batch]
+                yield _of(_columns(batch), job)
 
     def _raw(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Parts instead of samples, in order: no parser, no batch, no order."""
         store = ps.connect(f"s3://{self.bucket}", **self.connection)
-        keys = [info.key for info in store.list(job["prefix"] + "/")]
+        keys = [info.key for info in store.list(loop.folder_of(job))]
         for chunk in store.read_parts(keys):
             yield [chunk.data], [0]
             del chunk
@@ -133,9 +195,23 @@ class Penstock:
                 del batch
 
 
-def _named(keys: list[str]) -> list[str]:
-    """The numbers in objects' names."""
-    return [key.rsplit("/", 1)[-1].split(".")[0] for key in keys]
+def _of(batch: Any, job: dict[str, Any]) -> loop.Batch:
+    """The images and labels of a batch of columns."""
+    if job.get("objects"):
+        return batch[job["image"]], [loop.number_of(key) for key in batch["__key__"]]
+    return batch[job["image"]], batch[job["label"]] if job["label"] else []
+
+
+def _columns(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+def _collated(job: dict[str, Any], samples: list[dict[str, Any]]) -> loop.Batch:
+    """A batch in a worker: bytes and arrays, which cross to the training process."""
+    import numpy as np
+
+    images, labels = _of(_columns(samples), job)
+    return (np.stack(images) if job.get("decode") else [bytes(image) for image in images]), labels
 
 
 class _Discarding:

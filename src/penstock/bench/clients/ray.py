@@ -1,14 +1,17 @@
-"""Ray Data: ``read_parquet`` and ``iter_batches`` on a local cluster, started before the clock."""
+"""Ray Data: ``read_parquet`` (or ``read_webdataset``, ``read_tfrecords``, ``read_binary_files``) and ``iter_batches`` on a local cluster, started before the clock."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
+from penstock.bench.clients import loop
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.bench.clients import loop
+READERS = {"parquet": "read_parquet", "tar": "read_webdataset", "tfrecord": "read_tfrecords", "objects": "read_binary_files"}
+MORE = {"tar": {"decoder": None}, "objects": {"include_paths": True}}
 
 
 class RayData:
@@ -16,7 +19,7 @@ class RayData:
 
     packages = ("ray", "pyarrow")
 
-    def __init__(self, *, url: str, bucket: str, prefetch: int = 1, store_bytes: int = 1 << 30) -> None:
+    def __init__(self, *, url: str | None, bucket: str, prefetch: int = 1, store_bytes: int = 1 << 30) -> None:
         os.environ.update(RAY_DEDUP_LOGS="0", RAY_USAGE_STATS_ENABLED="0", RAY_DATA_DISABLE_PROGRESS_BARS="1")
         self.url, self.bucket, self.prefetch, self.store_bytes = url, bucket, prefetch, store_bytes
 
@@ -32,14 +35,20 @@ class RayData:
         import ray
         from pyarrow.fs import S3FileSystem
 
-        files = S3FileSystem(
-            endpoint_override=self.url, region=os.environ["AWS_REGION"],
-        )  # fmt: skip
-        paths = [f"{self.bucket}/{key}" for key in job["parquet"]]
-        dataset = ray.data.read_parquet(paths, filesystem=files)
-        batches = dataset.iter_batches(batch_size=job["batch"], batch_format="pyarrow", prefetch_batches=self.prefetch)
+        files = S3FileSystem(endpoint_override=self.url, region=os.environ["AWS_REGION"])
+        format_name = job.get("format", "parquet")
+        paths = [f"{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
+        read = getattr(ray.data, READERS[format_name])
+        dataset = read(paths, filesystem=files, **MORE.get(format_name, {}))
+        shuffled = {"local_shuffle_buffer_size": job["shuffle"]} if job.get("shuffle") else {}
+        batches = dataset.iter_batches(
+            batch_size=job["batch"], batch_format="pyarrow", prefetch_batches=self.prefetch, **shuffled
+        )
         for table in batches:
-            yield table["image"].to_pylist(), table["label"].to_pylist()
+            if format_name == "objects":
+                yield table["bytes"].to_pylist(), [loop.number_of(path) for path in table["path"].to_pylist()]
+            else:
+                yield loop.columns_of(table, job)
 
     def finish(self) -> None:
         import ray

@@ -1,0 +1,112 @@
+"""Programs beside a client, which end with it: ``penstock gateway``, ``cat`` and ``cp``, and mounts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.clients import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READY_S_MAX = 30.0
+PENSTOCK = (sys.executable, "-m", "penstock")
+GUARDED = 'directory=$1; shift; "$@" & read -r _; fusermount -u -z "$directory"'
+"""A shell that unmounts when its input ends, as it does when this process has ended, in whatever way."""
+
+
+@contextmanager
+def gateway(url: str | None, bucket: str, job: dict[str, Any]) -> Iterator[str]:
+    """Serve a bucket with an empty cache; the URL of the gateway.
+
+    Raises:
+        RuntimeError: It did not start.
+    """
+    fields = ",".join(name for name in (job["image"], job["label"]) if name)
+    command = [*PENSTOCK, "gateway", "--upstream", f"s3://{bucket}", "--metadata-ttl", "1h", "--port", "0"]
+    command += ["--endpoint-url", url] if url else []
+    command += ["--transform", f"tar2tfrecord({fields})"] if job["format"] == "tar" else []
+    with tempfile.TemporaryDirectory(dir=job["scratch"]) as folder, Path(folder, "log").open("w+") as log:
+        process = subprocess.Popen([*command, "--cache", f"{folder}/cache:32GB"], stderr=log)
+        try:
+            until_s = time.monotonic() + READY_S_MAX
+            while not (found := re.search(r"at (http://[\d.]+:\d+)", Path(log.name).read_text())):
+                if time.monotonic() > until_s or process.poll() is not None:
+                    raise RuntimeError(f"the gateway did not start: {Path(log.name).read_text()[-500:]}")
+                time.sleep(0.05)
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+@contextmanager
+def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[None]:
+    """Mount a bucket until the end of the context, or of this process.
+
+    Raises:
+        RuntimeError: The program did not mount it in time.
+    """
+    if way == "mount":
+        import penstock as ps
+
+        with ps.mount(f"s3://{bucket}/", directory, endpoint_url=url):
+            yield
+        return
+    region = os.environ["AWS_REGION"]
+    if way == "rclone":
+        options = ["--config", os.devnull, "--read-only", "--s3-env-auth", "--s3-region", region]
+        options += ["--s3-provider", "Other", "--s3-endpoint", url] if url else ["--s3-provider", "AWS"]
+        command = ["rclone", "mount", f":s3:{bucket}", directory, *options]
+    else:
+        options = ["ro", "listobjectsv2", f"endpoint={region}", *(["use_path_request_style", f"url={url}"] if url else [])]
+        command = ["s3fs", bucket, directory, "-f", *(word for option in options for word in ("-o", option))]
+    shell = ["sh", "-c", GUARDED, "sh", directory, *command]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True) as process:
+        until_s = time.monotonic() + READY_S_MAX
+        while not os.path.ismount(directory):
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"{command[0]} did not mount s3://{bucket} within {READY_S_MAX:g} s")
+            time.sleep(0.05)
+        yield
+
+
+def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) -> None:
+    """Download the data set.
+
+    Raises:
+        RuntimeError: It took longer than the job may.
+    """
+    connection = ["--endpoint-url", url] if url else []
+    command = [*PENSTOCK, "cp", f"s3://{bucket}/{loop.folder_of(job)}", f"{directory}/{loop.folder_of(job)}", *connection]
+    try:
+        subprocess.run(command, check=True, timeout=job.get("seconds_max"))
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the data set was not downloaded within {job['seconds_max']:.1f} s") from error
+
+
+@contextmanager
+def piped(url: str | None, bucket: str, keys: list[str]) -> Iterator[Any]:
+    """Objects one after the other in a pipe.
+
+    Raises:
+        RuntimeError: One of them could not be read.
+    """
+    command = [*PENSTOCK, "cat", *(f"s3://{bucket}/{key}" for key in keys), *(["--endpoint-url", url] if url else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=1 << 20) as process:
+        try:
+            yield process.stdout
+        except GeneratorExit:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise RuntimeError(f"penstock cat ended with status {process.returncode}")
