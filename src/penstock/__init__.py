@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock import testing as testing
     from penstock import torch as torch
     from penstock import webdataset as webdataset
+    from penstock.advise import AdviseModule
     from penstock.cache import CacheConfig as CacheConfig
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange as ByteRange
     from penstock.types import ObjectInfo as ObjectInfo
 
+    advise: AdviseModule
     mount: MountModule
     pack: PackModule
 
@@ -110,6 +112,7 @@ _ORIGIN = {
     **dict.fromkeys(_errors, "penstock.errors"),
 }
 _SUBPACKAGES = (
+    "advise",
     "channels",
     "cost",
     "fsspec",

@@ -15,6 +15,7 @@ import typer
 import penstock
 from penstock.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.cli.bench import bench
+from penstock.cli.advise import advise
 from penstock.cli.bucket import mb, presign
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint
@@ -106,6 +107,7 @@ for _command in (
     info,
     doctor,
     cost,
+    advise,
 ):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(

@@ -10,7 +10,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import typer
 
-from penstock.cli.info import bandwidth, credentials_text, largest
+from penstock.advise.probes import bandwidth, largest
+from penstock.cli.info import credentials_text
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
 from penstock.cli.output import print_record
 from penstock.errors import CredentialsError, ObjectMissingError, PenstockError, StoreError
@@ -212,7 +213,7 @@ def _listing(core: Any, location: StoreLocation) -> Finding:
 def _reading(core: Any, location: StoreLocation, *, is_new: bool) -> Iterator[Finding]:
     """Read the beginning of an object, and measure one connection; if `is_new`, there may be none yet."""
     try:
-        found: ObjectInfo = largest(location)
+        found: ObjectInfo = largest(location.store, location.key, url=location.url)
         span = ByteRange(0, min(found.size_bytes, READ_BYTES)) if found.size_bytes else None
         perform(core, Get(found.key, span))
         yield Finding("read", True, location.store.describe(found.key))

@@ -5,33 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.advise.probes import bandwidth, first_bytes, largest, p50_p99
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, option
 from penstock.cli.output import print_result, shortened
-from penstock.config import KIB, MIB, default_budget_bytes
-from penstock.errors import CredentialsError, ObjectMissingError
+from penstock.config import default_budget_bytes
+from penstock.errors import CredentialsError
 from penstock.store.base import innermost
-from penstock.store.inflight import perform
 from penstock.store.s3 import S3Store
 from penstock.text.sizes import format_bytes
-from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
     from penstock.store.base import Store
-    from penstock.types import ObjectInfo
-
-PROBES_COUNT = 100
-"""First bytes that are timed: enough for the 99th percentile to be one of them."""
-
-PROBE_BYTES = 256 * MIB
-"""Bytes that each measurement of bandwidth reads at most."""
-
-CANDIDATES_COUNT = 1000
-"""Objects below a prefix among which the largest is chosen: one page of a listing."""
 
 
 @expand_groups
@@ -68,7 +55,7 @@ def info(
     if as_json:
         print(json.dumps(facts))
     else:
-        _print(facts)
+        print_facts(facts)
 
 
 def _versions() -> dict[str, str]:
@@ -115,79 +102,31 @@ def _masked(access_key: str) -> str:
 
 
 def _probe(location: StoreLocation, seconds: float) -> dict[str, Any]:
-    found = largest(location)
+    found = largest(location.store, location.key, url=location.url)
     facts: dict[str, Any] = {"object": location.store.describe(found.key), "size_bytes": found.size_bytes}
     if found.size_bytes:
-        first_byte_s = _first_bytes(location.store, found, seconds)
+        first_byte_s = first_bytes(location.store, found, seconds)
         facts["first_byte_count"] = len(first_byte_s)
-        facts["first_byte_p50_s"] = statistics.median(first_byte_s)
-        facts["first_byte_p99_s"] = first_byte_s[min(len(first_byte_s) - 1, round(0.99 * len(first_byte_s)))]
+        facts["first_byte_p50_s"], facts["first_byte_p99_s"] = p50_p99(first_byte_s)
         facts["one_connection_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=1)
         facts["many_connections_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=None)
     return facts
 
 
-def largest(location: StoreLocation) -> ObjectInfo:
-    """Return the object, or the largest of the first 1 000 below a prefix.
-
-    Raises:
-        ObjectMissingError: There is none.
-    """
-    if not location.is_folder:
-        try:
-            return location.store.stat(location.key)
-        except ObjectMissingError:
-            pass
-    largest = None
-    for seen, each in enumerate(location.store.list(location.key)):
-        if largest is None or each.size_bytes > largest.size_bytes:
-            largest = each
-        if seen + 1 == CANDIDATES_COUNT:
-            break
-    if largest is None:
-        raise ObjectMissingError(
-            "no object to measure",
-            operation="LIST",
-            url=location.url,
-            hint="name an object, or a prefix that has one",
-        )
-    return largest
-
-
-def _first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]:
-    """Return the sorted seconds from sending a request to the first byte of its answer, for one request at a time."""
-    operation = Get(found.key, ByteRange(0, min(found.size_bytes, 1 * KIB)), found.etag)
-    perform(store, operation)  # connects, resolves credentials
-    times: list[float] = []
-    end_s = time.monotonic() + seconds
-    while len(times) < PROBES_COUNT and (not times or time.monotonic() < end_s):
-        start_s = time.monotonic()
-        attempts = perform(store, operation).attempts
-        times.append(attempts[-1].first_byte_s if attempts else time.monotonic() - start_s)
-    return sorted(times)
-
-
-def bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
-    """Return the bytes per second; a small object is read repeatedly."""
-    start_s, received = time.monotonic(), 0
-    times = -(-PROBE_BYTES // found.size_bytes)
-    for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
-        received += len(chunk.data)
-        if received >= PROBE_BYTES or time.monotonic() - start_s > seconds:
-            break
-    return received / (time.monotonic() - start_s)
-
-
-def _print(facts: dict[str, Any]) -> None:
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print values in groups, each with the unit that its name ends with."""
     for group, values in facts.items():
         for name, value in values.items():
-            label = name.removesuffix("_bytes_per_s").removesuffix("_s")  # the printed value shows its unit
+            label = name.removesuffix("_bytes_per_s").removesuffix("_per_s")  # the printed value shows its unit
+            label = label.removesuffix("_s")
             print_result(f"{group:>8}  {label:28}  {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:
     if name.endswith("_bytes_per_s"):
         return f"{format_bytes(value)}/s"
+    if name.endswith("_per_s"):
+        return f"{value:,.0f}/s"
     if name.endswith("_bytes"):
         return format_bytes(value)
     if name.endswith("_s"):

@@ -1,0 +1,488 @@
+"""``advise``: measures a store, this machine, a data set and a training step, and says what to change."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+
+from penstock import pipeline as pipelines
+from penstock.advise.machine import measure_machine
+from penstock.advise.probes import StoreProbe, no_object
+from penstock.advise.profiles import CpuRate, DataProfile, Profile, Report
+from penstock.advise.recommendations import recommend
+from penstock.cache import CacheConfig
+from penstock.compose import connect, split
+from penstock.config import MIB, FetchConfig, check_number, check_whole, cores_count
+from penstock.errors import (
+    ConfigError,
+    DataError,
+    ObjectMissingError,
+    PenstockError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from penstock.formats import FORMATS, format_of_name, group_objects
+from penstock.loader.loader import Loader
+from penstock.loader.plan.source_finder import SourceFinder
+from penstock.loader.preview import peek
+from penstock.order import LANES_DEFAULT
+from penstock.pipeline import Objects, Pipeline, Shards
+from penstock.redaction import public_url
+from penstock.system.tracebacks import boundary
+from penstock.text.patterns import is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.loader.statistics import LoaderStatistics
+    from penstock.pipeline import ConnectionOptions
+    from penstock.store import Store
+    from penstock.types import ObjectInfo
+
+SECONDS = 30.0
+"""Seconds that a measurement takes, about, and the number of single measurements among which they are divided."""
+SHARES = 20
+BYTES_MAX = 2 * 10**9
+LISTED_MAX = 10_000
+"""Objects that are looked at; a listing of 10 000 keys takes 10 requests."""
+STATS_MAX = 100
+"""Objects of a pattern that are looked at, because each takes a request of its own."""
+PEEKED_COUNT = 8
+PROBED_COUNT = 1000
+STEPS_MAX = 50
+ROUNDS = 2
+DECODED_BYTES_MAX = 64 * MIB
+"""Bytes of the samples on which decoding is timed: they lie in a cache meanwhile."""
+DECODED_SAMPLES_MAX = 20_000
+DEFAULT_BATCH_BYTES = 4 * MIB
+TRY_NAMES = ("threads", "processes", "lanes", "prefetch_batches", "requests_max", "cache")
+"""Options of a loader that may be tried."""
+_PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n")
+_LEFT_OUT = (pipelines.Shuffle, pipelines.Evaluate, pipelines.Take, pipelines.Batch, pipelines.BatchBySize)
+
+
+@boundary
+def advise(
+    url: str,
+    *,
+    pipeline: Pipeline | None = None,
+    step: Callable[[Any], object] | None = None,
+    step_s: float | None = None,
+    batch: int | None = None,
+    epochs: int = 10,
+    seconds: float = SECONDS,
+    bytes_max: int = BYTES_MAX,
+    progress: Callable[[str], None] = lambda _: None,
+    **connection: Unpack[ConnectionOptions],
+) -> Report:
+    """Measure a store, this machine and a data set, and say what limits training and what to change.
+
+    Ctrl-C ends the measurement: the report says what was found until then, and ``report.profile.is_interrupted`` is true.
+
+    Args:
+        url: One object, a prefix that ends with ``/``, or a pattern.
+        pipeline: The pipeline of the training job, whose stages are applied to the data at `url`. None makes one up, which
+            decodes pictures to 224 x 224 pixels. Its shuffle is left out, because filling its window would take long.
+        step: The training step, ``fn(batch)``, which is called on a real batch.
+        step_s: Seconds that a training step takes, instead of `step`.
+        batch: Number of samples in a batch; None takes the pipeline's, or as many as make 4 MiB.
+        epochs: Number of times that training reads the data, at least 1.
+        seconds: Seconds that the measurement takes, about.
+        bytes_max: Bytes that it reads from the store, about.
+        progress: Called with the name of each part before it is measured.
+        **connection: The options of a connection, as for ``penstock.shards``.
+
+    Raises:
+        ObjectMissingError: There is no object at the URL.
+        StoreError: The store cannot be listed or read.
+        ConfigError: An argument is out of bounds, or the pipeline mixes sources.
+
+    Cost: a listing of 10 000 keys at most, up to `bytes_max` bytes of the store, and a file of 64 MiB on the disk with the most
+        free space, which is removed.
+    """
+    check_number("seconds", seconds, 0.1)
+    check_whole("epochs", epochs, 1)
+    check_whole("bytes_max", bytes_max, 1)
+    if step is not None and step_s is not None:
+        raise ConfigError("step= and step_s= both say how long a training step takes: give only one")
+    start_s, each_s = time.monotonic(), seconds / SHARES
+    progress("this machine and the objects")
+    profile = Profile(
+        url=public_url(url),
+        machine=measure_machine(),
+        options={name: value for name, value in connection.items() if value and isinstance(value, str | bool)},
+        epochs=epochs,
+    )
+    found = find_objects(url, connection, seconds=2 * each_s)
+    store = StoreProbe(found.store, found.sample(PROBED_COUNT), seconds=each_s, bytes_max=bytes_max // 2)
+    data: DataProbe | None = None
+    notes: list[str] = []
+    is_interrupted = False
+    try:
+        with _noting(notes):
+            data = DataProbe(found, pipeline, batch, connection)
+        store.run(progress)
+        if data is not None:
+            with _noting(notes):
+                data.run(progress, each_s, bytes_max // 4)
+                step_s = step_s if step is None else data.time_step(step, 2 * each_s)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    finally:
+        found.store.close()
+    if found.has_more:
+        notes.append(f"there are more than the {len(found.infos)} objects that were looked at")
+    elif len(found.infos) == 1:
+        notes.append("there is one object only: it is read again and again, so a store that caches it looks faster")
+    return recommend(
+        replace(
+            profile,
+            store=store.profile,
+            data=None if data is None else data.profile,
+            step_samples_per_s=math.inf if data is None or not step_s else data.profile.batch_size / step_s,
+            listed_per_s=found.listed_per_s,
+            received_bytes=store.received_bytes + (0 if data is None else data.received_bytes),
+            seconds=time.monotonic() - start_s,
+            notes=tuple(dict.fromkeys([*notes, *(() if data is None else data.notes)])),
+            is_interrupted=is_interrupted,
+        )
+    )
+
+
+@contextmanager
+def _noting(notes: list[str]) -> Iterator[None]:
+    """Note what the user's own code raises in the block: the rest is measured nevertheless."""
+    try:
+        yield
+    except (ConfigError, StoreError):
+        raise
+    except Exception as error:  # a pipeline and a step may raise anything
+        what = error.what if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        notes.append(f"the pipeline or the step failed, so what depends on it was not measured: {what}")
+
+
+def try_options(
+    url: str,
+    options: Sequence[Mapping[str, Any]],
+    *,
+    pipeline: Pipeline | None,
+    batch: int | None,
+    seconds: float,
+    bytes_max: int,
+    connection: ConnectionOptions,
+) -> list[float]:
+    """Return the samples per second that a ``Loader`` delivers with each of several sets of options, which take turns.
+
+    Args:
+        url: URL of the data.
+        options: Options of a loader, of those in ``TRY_NAMES``.
+        pipeline: The pipeline, as for ``advise``.
+        batch: Number of samples in a batch, as for ``advise``.
+        seconds: Seconds that are divided among the options' turns, each a sixth of them.
+        bytes_max: Bytes of which each turn reads an eighth, epoch after epoch.
+        connection: The options of a connection.
+    """
+    found = find_objects(url, connection, seconds=seconds / SHARES)
+    with closing(found.store):
+        data = DataProbe(found, pipeline, batch, connection)
+        made = data.pipeline(math.ceil(bytes_max / 8 / max(1.0, data.profile.sample_bytes)))
+        rates: list[list[float]] = [[] for _ in options]
+        for _ in range(ROUNDS):
+            for each, measured in zip(options, rates, strict=True):
+                given = dict(each)
+                if "requests_max" in given:
+                    given["fetch"] = FetchConfig(requests_min=1, requests_max=given.pop("requests_max"))
+                if "cache" in given:  # the first epoch fills it
+                    loader_statistics(made, seconds=0, **given)
+                measured.append(loader_statistics(made, seconds=seconds / 6, **given).samples_per_s)
+        return [statistics.median(measured) for measured in rates]
+
+
+# ── the data ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Found(NamedTuple):
+    """The objects at a URL.
+
+    Attributes:
+        store: The store that they lie in.
+        root_url: URL of this store.
+        infos: The objects, without empty ones.
+        has_more: Whether there are more than these.
+        listed_per_s: Keys listed per second; None if nothing was listed.
+    """
+
+    store: Store
+    root_url: str
+    infos: list[ObjectInfo]
+    has_more: bool = False
+    listed_per_s: float | None = None
+
+    def sample(self, count: int) -> list[ObjectInfo]:
+        """Return about this many of the objects, from all over the listing."""
+        return self.infos[:: max(1, len(self.infos) // count)]
+
+
+def find_objects(url: str, connection: ConnectionOptions, *, seconds: float) -> Found:
+    """Return the objects that a URL names: one, those below a prefix, or those of a pattern.
+
+    Args:
+        url: The URL.
+        connection: Options of the connection.
+        seconds: Seconds after which a listing ends.
+
+    Raises:
+        ObjectMissingError: There is none.
+        StoreError: The store cannot be listed.
+    """
+    root_url, key = split(url)
+    options: Any = connection if root_url.startswith("s3://") else {}
+    store = connect(root_url, **options)
+    if is_pattern(url):
+        with closing(SourceFinder(pipelines.objects(url, **options), fetch=None, index_dir=None)) as finder:
+            keys = [shard.key for shard in finder.find(index="stream").sources[0].shards]
+        return Found(store, root_url, [store.stat(key) for key in keys[:STATS_MAX]], len(keys) > STATS_MAX)
+    if key and not key.endswith("/"):
+        with suppress(ObjectMissingError):
+            return Found(store, root_url, [store.stat(key)])
+    start_s = time.monotonic()
+    timely = itertools.takewhile(lambda _: time.monotonic() < start_s + seconds, store.list(key))
+    infos = list(itertools.islice(timely, LISTED_MAX))
+    spent_s = time.monotonic() - start_s
+    if not any(info.size_bytes for info in infos):
+        raise no_object(url)
+    has_more = len(infos) == LISTED_MAX or spent_s >= seconds
+    return Found(store, root_url, [info for info in infos if info.size_bytes], has_more, len(infos) / spent_s)
+
+
+class DataProbe:
+    """Measures one data set, a part at a time, so that an interrupted measurement keeps what it has.
+
+    Args:
+        found: The objects at a URL.
+        pipeline: The user's pipeline; None makes one up, which decodes pictures to 224 x 224 pixels.
+        batch_size: Number of samples in a batch; None takes the pipeline's, or as many as make 4 MiB.
+        connection: Options of the connection.
+
+    Attributes:
+        profile: The measurement up to now.
+        notes: Oddities of the data.
+        received_bytes: Bytes that were read up to now.
+
+    Raises:
+        ConfigError: The pipeline mixes sources, or cannot be read again.
+        DataError, StoreError: The data cannot be read.
+    """
+
+    def __init__(
+        self, found: Found, pipeline: Pipeline | None, batch_size: int | None, connection: ConnectionOptions
+    ) -> None:
+        self.notes: list[str] = []
+        self.received_bytes = 0
+        infos, name = self._chosen(found.infos)
+        keys = [info.key for info in infos]
+        self._urls = [f"{found.root_url.rstrip('/')}/{key}" for key in keys]
+        if pipeline is None:
+            options: Any = connection if found.root_url.startswith("s3://") else {}
+            self._source: Any = pipelines.shards(self._urls, **options).source
+            try:
+                samples = peek(Pipeline(self._source), PEEKED_COUNT)
+            except UnsupportedFormatError:
+                self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **options).source
+        else:
+            pipelines.check_rereadable(pipeline, "advise")
+            if isinstance(pipeline.source, pipelines.Mix):
+                raise ConfigError(f"advise() of {pipeline!r} looks at one source", hint="give a part of the mix")
+            given: Any = pipeline.source
+            self._source = replace(given, urls=tuple(self._urls), is_list=True, manifest=None)
+        is_sharded = isinstance(self._source, Shards)
+        samples = peek(Pipeline(self._source), PEEKED_COUNT)
+        members = _member_bytes(samples)
+        stages = _default_stages(samples) if pipeline is None else pipeline.stages
+        self._stages = tuple(stage for stage in stages if not isinstance(stage, _LEFT_OUT))
+        is_columnar = name in FORMATS and FORMATS[name].unit == "block"
+        needed = None if pipeline is None or is_columnar or not is_sharded else pipeline.members()
+        is_shuffled = pipeline is not None and pipeline.stage(pipelines.Shuffle) is not None
+        size_bytes = sum(info.size_bytes for info in infos)
+        if isinstance(self._source, Objects):
+            samples_count = float(len(group_objects(keys, group_by=self._source.group_by)))
+        else:  # tars have headers and fill blocks; `run` and an index know better
+            is_tar = name.startswith("tar")
+            stored = sum(512 + 512 * math.ceil(size / 512) if is_tar else size + 16 for size in members.values())
+            samples_count = size_bytes / max(1.0, stored)
+        self.profile = DataProfile(
+            kind="shards" if is_sharded else "objects",
+            objects_count=len(infos),
+            is_sampled=found.has_more,
+            objects_bytes=size_bytes,
+            formats=dict(Counter(_format(info.key) for info in found.infos)),
+            samples_per_object=samples_count / len(infos),
+            member_bytes=members,
+            group_by=None if is_sharded else self._source.group_by,
+            unused_members=() if needed is None else tuple(set(members) - set(";".join(needed).split(";"))),
+            stages="".join(map(repr, self._stages)),
+            lanes=LANES_DEFAULT if is_shuffled else 1,
+        )
+        if is_sharded and not found.has_more:
+            self._look_for_index()
+        batch = None if pipeline is None else pipeline.stage(pipelines.Batch)
+        usual = max(16, min(1024, round(DEFAULT_BATCH_BYTES / max(1.0, self.profile.sample_bytes))))
+        self._replace(batch_size=batch_size or (batch and (batch.size or batch.global_size)) or usual)
+
+    def pipeline(self, take: int | None, urls: Sequence[str] | None = None) -> Pipeline:
+        """Return the pipeline that is measured, on the first samples of these URLs; None stands for all."""
+        source = self._source if urls is None else replace(self._source, urls=tuple(urls))
+        made = Pipeline(source, self._stages)
+        return (made if take is None else made.take(take)).batch(self.profile.batch_size)
+
+    def run(self, progress: Callable[[str], None], seconds: float, bytes_max: int) -> None:
+        """Time parsing and decoding, of samples that lie in a cache on this machine, and a ``Loader`` on the store.
+
+        Args:
+            progress: Called with the name of each part before it runs.
+            seconds: Seconds that each measurement takes, about.
+            bytes_max: Bytes that the loader may read.
+
+        Raises:
+            Exception: Whatever the pipeline raises.
+        """
+        progress("reading samples")
+        sample_bytes, per_object = max(1.0, self.profile.sample_bytes), self.profile.samples_per_object
+        count = min(DECODED_SAMPLES_MAX, math.ceil(DECODED_BYTES_MAX / sample_bytes))
+        urls = self._urls[: math.ceil(count / per_object)]
+        take = count if len(urls) * per_object > 1.2 * count else None  # whole shards tell how many samples they hold
+        with tempfile.TemporaryDirectory(prefix="penstock-advise-") as folder:
+            cache = CacheConfig(folder, 8 * DECODED_BYTES_MAX, free_ratio_min=0, metadata_ttl_s=math.inf)
+            pipeline = self.pipeline(take, urls)
+            filled = loader_statistics(pipeline, seconds=0.0, cache=cache)
+            self.received_bytes += filled.cache_fetched_bytes
+            if not filled.samples:
+                self.notes.append("the pipeline gives no sample of those that were read")
+                return
+            if take is None and not self.profile.is_indexed and self.profile.kind == "shards":
+                self._replace(samples_per_object=filled.samples / len(urls))
+            self._time_decoding(pipeline, cache, progress, seconds)
+        progress("a Loader with its defaults")
+        pipeline = self.pipeline(max(self.profile.batch_size, round(bytes_max / sample_bytes)))
+        done = loader_statistics(pipeline, seconds=2 * seconds)
+        self.received_bytes += done.bytes
+        self._replace(samples_per_s=done.samples_per_s or None)
+
+    def time_step(self, step: Callable[[Any], object], seconds: float) -> float:
+        """Return the median seconds of a training step on a real batch, after a first one that compiles and allocates."""
+        with Loader(self.pipeline(self.profile.batch_size), rank=0, world_size=1, index="stream") as loader:
+            batch = next(iter(loader))
+        times: list[float] = []
+        end_s = time.monotonic() + seconds
+        while len(times) < STEPS_MAX and (len(times) < 4 or time.monotonic() < end_s):
+            start_s = time.perf_counter()
+            step(batch)
+            times.append(time.perf_counter() - start_s)
+        return statistics.median(times[1:])
+
+    def _time_decoding(
+        self, pipeline: Pipeline, cache: CacheConfig, progress: Callable[[str], None], seconds: float
+    ) -> None:
+        cores, rates = cores_count(), dict[tuple[int, int], float]()
+        settings = list(dict.fromkeys([(1, 0), (cores, 0), (cores, cores)]))
+        for threads, processes in settings * ROUNDS:  # in turns, and the best counts: other programs only slow one down
+            progress(f"decoding in {threads} {'processes' if processes else 'threads'}")
+            options: dict[str, Any] = {"threads": threads, "processes": processes, "lanes": max(1, processes)}
+            try:
+                done = loader_statistics(pipeline, seconds=seconds, cache=cache, **options)
+            except PenstockError as error:
+                if not processes:
+                    raise
+                self.notes.append(f"worker processes cannot run this pipeline: {error.what}")
+                continue
+            rates[threads, processes] = max(done.samples_per_s, rates.get((threads, processes), 0.0))
+            self._replace(cpu_rates=tuple(CpuRate(*setting, rate) for setting, rate in rates.items()))
+
+    def _chosen(self, infos: list[ObjectInfo]) -> tuple[list[ObjectInfo], str]:
+        """The objects that are measured, and their format or suffix: the one with the most bytes, if there are several."""
+        sizes: Counter[str] = Counter()
+        for info in infos:
+            sizes[_format(info.key)] += info.size_bytes
+        (name, _), *_ = sizes.most_common(1)
+        if sizes.keys().isdisjoint(FORMATS):
+            return infos, name
+        chosen = [info for info in infos if _format(info.key) == name]
+        if len(chosen) < len(infos):
+            others = f"{len(infos) - len(chosen)} objects of other formats"
+            self.notes.append(f"mixed formats: this looks at {len(chosen)} objects of {name}, and leaves out {others}")
+        return chosen, name
+
+    def _look_for_index(self) -> None:
+        with closing(SourceFinder(Pipeline(self._source), fetch=None, index_dir=None)) as finder:
+            found = finder.find(index="auto").sources[0]
+            if found.is_indexed:
+                self._replace(is_indexed=True, samples_per_object=found.samples_count / len(found.shards))
+
+    def _replace(self, **values: Any) -> None:
+        self.profile = replace(self.profile, **values)
+
+
+def loader_statistics(pipeline: Pipeline, *, seconds: float, **options: Any) -> LoaderStatistics:
+    """Return the statistics of a ``Loader`` that was read for some seconds, epoch after epoch, without its first batch.
+
+    Args:
+        pipeline: A pipeline that ends with ``.batch()``.
+        seconds: Seconds after which reading ends; 0 reads one epoch, with its first batch.
+        **options: Options of the loader.
+    """
+    with Loader(pipeline, rank=0, world_size=1, index="stream", **options) as loader:
+        start_s, before = time.monotonic(), None
+        while True:
+            for _ in loader:
+                if before is None and seconds:
+                    before, start_s = loader.statistics(), time.monotonic()
+                elif seconds and time.monotonic() > start_s + seconds:
+                    break
+            done = loader.statistics()
+            if not done.samples or time.monotonic() >= start_s + seconds:
+                break
+    if before is None or done.samples == before.samples:
+        return done
+    return replace(done, **{name: getattr(done, name) - getattr(before, name) for name in ("samples", "elapsed_s")})
+
+
+def _format(key: str) -> str:
+    """The format by a key's name, or its suffix."""
+    name = key.rpartition("/")[2]
+    return format_of_name(key) or f".{name.rpartition('.')[2].lower() if '.' in name else ''}"
+
+
+def _grouping(keys: Sequence[str]) -> Any:
+    """``"stem"`` if objects whose names are equal up to the first dot are one sample."""
+    with suppress(DataError):
+        if 0 < len(group_objects(keys, group_by="stem")) <= 0.75 * len(keys):
+            return "stem"
+    return None
+
+
+def _default_stages(samples: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+    """A stage that decodes pictures to 224 x 224 pixels; none if there are no pictures, or they cannot be decoded."""
+    first = {name: value for name, value in samples[0].items() if not name.startswith("__")} if samples else {}
+    pictures = [name for name, value in first.items() if isinstance(value, bytes) and value.startswith(_PICTURES)]
+    if not pictures or find_spec("PIL") is None:
+        return ()
+    picture, other = pipelines.Image, pipelines.Bytes
+    fields = [picture(name, height=224, width=224) if name in pictures else other(name, default=b"") for name in first]
+    return pipelines.shards("any").decode(*fields).stages
+
+
+def _member_bytes(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    sizes: Counter[str] = Counter()
+    for sample in samples:
+        for name, value in sample.items():
+            if not name.startswith("__"):
+                sizes[name] += int(value.nbytes) if hasattr(value, "nbytes") else len(value)
+    return {name: size / len(samples) for name, size in sizes.items()}

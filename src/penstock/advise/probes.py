@@ -1,0 +1,190 @@
+"""Measures a store: the time to the first byte, and the bandwidth of one connection and of many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.advise.profiles import ConnectionRate, StoreProfile
+from penstock.config import KIB, MIB
+from penstock.errors import ObjectMissingError, ThrottledError
+from penstock.store.inflight import perform, perform_many
+from penstock.store.traced import BODY_BYTES_MIN
+from penstock.types import ByteRange, Get
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.store import Store
+    from penstock.types import Key, ObjectInfo, Operation
+
+PROBES_COUNT = 100
+"""First bytes that are timed: enough for the 99th percentile to be one of them."""
+
+PROBE_BYTES = 256 * MIB
+"""Bytes that each measurement of bandwidth reads at most."""
+
+CANDIDATES_COUNT = 1000
+"""Objects below a prefix among which the largest is chosen: one page of a listing."""
+
+CONNECTIONS = (1, 4, 16, 64, 256)
+"""Numbers of connections whose bandwidth is measured; 256 is the default of ``FetchConfig.requests_max``."""
+REQUEST_BYTES_MAX = 8 * MIB
+"""The default of ``FetchConfig.part_bytes``."""
+IN_FLIGHT_BYTES_MAX = 64 * MIB
+"""Bytes of all bodies in flight. Where connections share a bandwidth, bodies of 8 MiB on each of 256 would all end together,
+after seconds."""
+SMALL_REQUEST_BYTES = 64 * KIB
+"""Size of the requests that show what a request costs besides its bytes."""
+SMALL_REQUESTS = 64
+THROTTLED_RATIO_END = 0.5
+"""The sweep ends when the store refuses more than this share of the requests..."""
+GAIN_MIN = 1.1
+"""...or when four times the connections gain less than this, twice in a row."""
+
+
+def largest(store: Store, key: Key, *, url: str) -> ObjectInfo:
+    """Return the object, or the largest of the first 1 000 below a prefix.
+
+    Args:
+        store: The store.
+        key: Key, or prefix that is empty or ends with a slash.
+        url: URL of the key, for the message.
+
+    Raises:
+        ObjectMissingError: There is none.
+    """
+    if key and not key.endswith("/"):
+        try:
+            return store.stat(key)
+        except ObjectMissingError:
+            pass
+    found = max(itertools.islice(store.list(key), CANDIDATES_COUNT), key=lambda each: each.size_bytes, default=None)
+    if found is None:
+        raise no_object(url)
+    return found
+
+
+def no_object(url: str) -> ObjectMissingError:
+    """Return the error for a prefix below which there is no object."""
+    hint = "name an object, or a prefix that has one"
+    return ObjectMissingError("no object to measure", operation="LIST", url=url, hint=hint)
+
+
+def first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]:
+    """Return the sorted seconds from sending a request to the first byte of its answer, for one request at a time."""
+    operation = Get(found.key, ByteRange(0, min(found.size_bytes, 1 * KIB)), found.etag)
+    perform(store, operation)  # connects, resolves credentials
+    times: list[float] = []
+    end_s = time.monotonic() + seconds
+    while len(times) < PROBES_COUNT and (not times or time.monotonic() < end_s):
+        start_s = time.monotonic()
+        attempts = perform(store, operation).attempts
+        times.append(attempts[-1].first_byte_s if attempts else time.monotonic() - start_s)
+    return sorted(times)
+
+
+def p50_p99(times: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile of sorted times."""
+    return statistics.median(times), times[min(len(times) - 1, round(0.99 * len(times)))]
+
+
+def bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
+    """Return the bytes per second of reading an object in parts; a small object is read repeatedly."""
+    start_s, received = time.monotonic(), 0
+    times = -(-PROBE_BYTES // found.size_bytes)
+    for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
+        received += len(chunk.data)
+        if received >= PROBE_BYTES or time.monotonic() - start_s > seconds:
+            break
+    return received / (time.monotonic() - start_s)
+
+
+class StoreProbe:
+    """Measures one store, a part at a time, so that an interrupted measurement keeps what it has.
+
+    Args:
+        store: The store.
+        objects: Objects to read, in this order, again and again; none of them is empty.
+        seconds: Seconds that the measurement of one number of connections takes, about.
+        bytes_max: Bytes that all measurements together may read, about.
+
+    Attributes:
+        profile: The measurement up to now; None before the first bytes were timed.
+        received_bytes: Bytes that were read up to now.
+    """
+
+    def __init__(self, store: Store, objects: Sequence[ObjectInfo], *, seconds: float, bytes_max: int) -> None:
+        self._store = store
+        self._objects = objects
+        self._seconds = seconds
+        self._bytes_max = min(PROBE_BYTES, bytes_max // (len(CONNECTIONS) + 1))
+        self.profile: StoreProfile | None = None
+        self.received_bytes = 0
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Measure first bytes, then the bandwidth by number of connections until more of them gain nothing.
+
+        Args:
+            progress: Called with the name of each part before it runs.
+
+        Raises:
+            StoreError: The store failed for another reason than throttling.
+        """
+        progress("first bytes")
+        p50_s, p99_s = p50_p99(first_bytes(self._store, self._objects[0], self._seconds))
+        self.profile = StoreProfile(
+            first_byte_p50_s=p50_s, first_byte_p99_s=p99_s, connection_bytes_per_s=math.inf, rates=()
+        )
+        gains: list[float] = []
+        for connections in CONNECTIONS:
+            progress(f"{connections} connections")
+            request_bytes = max(256 * KIB, min(REQUEST_BYTES_MAX, IN_FLIGHT_BYTES_MAX // connections))
+            before = self.profile.bytes_per_s_max if self.profile.rates else 0.0
+            rate = self._add_rate(connections, request_bytes)
+            gains.append(rate.bytes_per_s / max(1.0, before))
+            if max(gains[-2:]) < GAIN_MIN or rate.throttled_ratio > THROTTLED_RATIO_END:
+                break
+        if max(rate.request_bytes for rate in self.profile.rates) > 2 * SMALL_REQUEST_BYTES:
+            progress("small requests")
+            self._add_rate(SMALL_REQUESTS, SMALL_REQUEST_BYTES)
+
+    def _operations(self, request_bytes: int) -> Iterator[tuple[None, Operation]]:
+        for each in itertools.cycle(self._objects):
+            for start in range(0, each.size_bytes, request_bytes):
+                yield None, Get(each.key, ByteRange(start, min(start + request_bytes, each.size_bytes)), each.etag)
+
+    def _add_rate(self, connections: int, request_bytes: int) -> ConnectionRate:
+        """Measure from the end of the first wave of requests on: these wait for connections, and for each other."""
+        start_s, cpu_s, sizes, throttled, body_s = time.monotonic(), time.process_time(), [0], 0, 0.0
+        ends_s = [start_s]
+        try:
+            for _, done in perform_many(self._store, self._operations(request_bytes), requests_max=connections):
+                ends_s.append(time.monotonic())
+                sizes.append(done.received_bytes)
+                throttled += sum(attempt.throttled for attempt in done.attempts)
+                body_s += sum(attempt.total_s - attempt.first_byte_s for attempt in done.attempts)
+                is_enough = ends_s[-1] > start_s + self._seconds or sum(sizes) > self._bytes_max
+                if (is_enough and len(sizes) > 2 * connections) or ends_s[-1] > start_s + 3 * self._seconds:
+                    break
+        except ThrottledError:
+            throttled += connections  # not even retries helped
+        received, count = sum(sizes), len(sizes) - 1
+        first = connections if count > connections else 0
+        rate = ConnectionRate(
+            connections=connections,
+            request_bytes=received // max(1, count),
+            bytes_per_s=sum(sizes[first + 1 :]) / max(ends_s[-1] - ends_s[first], 1e-6),
+            throttled_ratio=throttled / max(1, count + throttled),
+            busy_cores=(time.process_time() - cpu_s) / max(ends_s[-1] - start_s, 1e-6),
+        )
+        assert self.profile is not None
+        self.received_bytes += received
+        self.profile = replace(self.profile, rates=(*self.profile.rates, rate))
+        if connections == 1 and body_s and rate.request_bytes >= BODY_BYTES_MIN:
+            self.profile = replace(self.profile, connection_bytes_per_s=received / body_s)
+        return rate

@@ -1,0 +1,348 @@
+"""What follows from a measurement: pure functions that choose a configuration, and give each choice its evidence and gain."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.advise.model import break_even_gap_bytes, in_flight, limits_of, predict_samples_per_s
+from penstock.advise.profiles import Advice, Configuration, Report
+from penstock.text.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.advise.profiles import CpuRate, DataProfile, Profile, StoreProfile
+
+GAIN_MIN = 1.1
+"""What gains less than a tenth is not worth a change."""
+NEAR = 0.97
+"""Rates that differ by less than this are alike."""
+REQUESTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128)
+SHARD_BYTES = (4_000_000, 16_000_000, 64_000_000, 256_000_000)
+SHARDS_PER_LANE_MIN = 2
+"""Fewer shards than this for each lane, or worker, leave some of them without work at the end of an epoch."""
+SHARD_BYTES_USUAL = 64_000_000
+SHARDS_MANY = 1000
+"""Data that makes more shards than this is cut into larger ones, as long as these are not larger than usual."""
+DISK_RATIO_MAX = 0.9
+"""A cache may take this share of the free disk."""
+
+
+def recommend(profile: Profile) -> Report:
+    """Return what follows from a measurement; parts that were not measured lead to no advice."""
+    now = Configuration(threads=profile.machine.cores_count)
+    best = _with_requests(profile, _with_decoding(profile, now))
+    best = replace(best, workers=_workers(profile, best))
+    if profile.store is not None:
+        best = replace(best, gap_bytes_max=break_even_gap_bytes(profile.store, best.requests_max))
+    is_cached = _cache_factor(profile, best) >= GAIN_MIN
+    best = replace(best, shard_bytes=_shard_bytes(profile, best), is_cached=is_cached)
+    report = Report(profile=profile, now=now, best=best)
+    return replace(report, advice=tuple(_advice(report, replace(best, shard_bytes=None, is_cached=False))))
+
+
+def _with_decoding(profile: Profile, configuration: Configuration) -> Configuration:
+    """The setting that decodes fastest; processes only where threads are slower by a tenth."""
+    best = configuration
+    for rate in sorted(
+        profile.data.cpu_rates if profile.data else (), key=lambda rate: (rate.processes, -rate.threads)
+    ):
+        found = replace(configuration, threads=rate.threads, processes=rate.processes)
+        if limits_of(profile, found).decode > GAIN_MIN * limits_of(profile, best).decode:
+            best = found
+    return best
+
+
+def _with_requests(profile: Profile, configuration: Configuration) -> Configuration:
+    """The default number of requests, unless the store throttles it, or more of them bring more."""
+    throttled = None if profile.store is None else profile.store.throttled_connections
+    allowed = [count for count in REQUESTS if throttled is None or count <= max(4, throttled // 2)]
+    rates = {count: min(limits_of(profile, replace(configuration, requests_max=count))) for count in allowed}
+    good = [count for count in allowed if rates[count] >= NEAR * max(rates.values())]
+    if configuration.requests_max in good:
+        return configuration
+    return replace(configuration, requests_max=good[0] if throttled is None else good[-1])
+
+
+def _workers(profile: Profile, configuration: Configuration) -> int:
+    """The smallest number of workers with which a blocking client is near its best."""
+    peer = replace(configuration, client="blocking")
+    rates = {count: min(limits_of(profile, replace(peer, workers=count))) for count in WORKERS}
+    return min(count for count in WORKERS if rates[count] >= NEAR * max(rates.values()))
+
+
+def _shard_bytes(profile: Profile, best: Configuration) -> int | None:
+    """The smallest size of shards with which our loader and few blocking workers are near their best; None: no gain."""
+    data, cores_count = profile.data, profile.machine.cores_count
+    if data is None or profile.store is None:
+        return None
+    enough_bytes = 0 if data.is_sampled else SHARDS_PER_LANE_MIN * max(data.lanes, cores_count)
+    sizes = [size for size in SHARD_BYTES if size * enough_bytes <= data.objects_bytes]
+    good = set(sizes)
+    has_gain = False
+    for client in (best, replace(best, client="blocking", workers=min(best.workers, 2 * cores_count))):
+        rates = {size: min(limits_of(profile, replace(client, shard_bytes=size))) for size in sizes}
+        most = max(rates.values(), default=0.0)
+        good &= {size for size in sizes if rates[size] >= NEAR * most}
+        has_gain |= most >= GAIN_MIN * min(limits_of(profile, client))
+    if not has_gain:
+        return None
+    many = [size for size in sizes if size <= SHARD_BYTES_USUAL and data.objects_bytes > SHARDS_MANY * size]
+    return max([min(good, default=sizes[-1]), *many])
+
+
+def _cache_factor(profile: Profile, best: Configuration) -> float:
+    """How many times faster all epochs together are with a cache on the disk, whose first epoch fills it."""
+    plain = predict_samples_per_s(profile, best)
+    cached = max(plain, predict_samples_per_s(profile, replace(best, is_cached=True)))
+    if profile.data is None or profile.machine.disk_path is None or not math.isfinite(cached):
+        return 1.0
+    hits = min(1.0, DISK_RATIO_MAX * profile.machine.disk_free_bytes / max(1, profile.data.objects_bytes))
+    later_s = hits / cached + (1 - hits) / plain
+    return profile.epochs / plain / (1 / plain + (profile.epochs - 1) * later_s)
+
+
+# ── the advice ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _advice(report: Report, plain: Configuration) -> Iterator[Advice]:
+    """All that can be said; `plain` is the best configuration for the data as it is, without a cache."""
+    data, store = report.profile.data, report.profile.store
+    if data is None:
+        return
+    yield _of_limit(report, data)
+    if data.cpu_rates:
+        yield _of_decoding(report, data)
+    if store is not None:
+        yield _of_concurrency(report, data, store)
+        yield _of_workers(report, data, store, plain)
+        yield _of_shard_size(report, data, plain)
+        yield _of_cache(report, data, plain)
+        yield _of_random_access(report, store)
+    if data.kind == "shards":
+        yield _of_index(report, data)
+    if data.unused_members:
+        yield _of_fields(report, data, plain)
+    if store is not None and data.cpu_rates:
+        yield _of_door(report, data, plain)
+
+
+def _of_limit(report: Report, data: DataProfile) -> Advice:
+    profile, limits, step = report.profile, limits_of(report.profile, report.now), report.profile.step_samples_per_s
+    connections, request_bytes = in_flight(data, report.now)
+    evidence = (
+        f"{connections} requests of {format_bytes(request_bytes)} in flight / their time = {rate_text(limits.latency)}, "
+        f"bandwidth / size = {rate_text(limits.bandwidth)}, cores / decode = {rate_text(limits.decode)}, "
+        f"training step = {rate_text(step)}; a Loader delivered {rate_text(data.samples_per_s or math.inf)}"
+    )
+    part = {"latency": "latency", "bandwidth": "the bandwidth", "decode": "decoding"}[limits.part]
+    text = f"data is the limit, by {part}: the training step waits"
+    if not math.isfinite(step):
+        text = f"{part} limits reading; a training step (--step, --step-ms) to compare it with was not given"
+    elif min(*limits, data.samples_per_s or math.inf) >= step:
+        text = "data is not the limit: it comes faster than the training step takes it"
+    return _made(profile, "limit", text, evidence, command=_try(profile, {"threads": report.now.threads}))
+
+
+def _of_decoding(report: Report, data: DataProfile) -> Advice:
+    best = report.best
+    evidence = ", ".join(f"{_crew(rate)} {rate_text(rate.samples_per_s)}" for rate in data.cpu_rates)
+    then = replace(report.now, threads=best.threads, processes=best.processes)
+    command = _try(report.profile, _decoding_options(report) or {"threads": best.threads})
+    return _made(report.profile, "decoding", f"decode in {_crew(best)}", evidence, report.now, then, command)
+
+
+def _of_concurrency(report: Report, data: DataProfile, store: StoreProfile) -> Advice:
+    count, throttled = report.best.requests_max, store.throttled_connections
+    curve = ", ".join(f"{rate.connections}: {format_bytes(rate.bytes_per_s)}/s" for rate in store.rates)
+    kept, _ = in_flight(data, report.best)
+    evidence = f"bandwidth by connections {curve}; knee at {store.knee_connections}; this data keeps {kept} in flight"
+    text = f"FetchConfig(requests_max={count})"
+    if throttled is not None:
+        text = f"the store throttles at {throttled} connections: {text}"
+    elif count == report.now.requests_max:
+        text = "leave requests_max as it is: the number of requests follows the store by itself"
+    then, command = replace(report.now, requests_max=count), _try(report.profile, {"requests_max": count})
+    return _made(report.profile, "concurrency", text, evidence, report.now, then, command)
+
+
+def _of_workers(report: Report, data: DataProfile, store: StoreProfile, plain: Configuration) -> Advice:
+    one, many = (replace(plain, client="blocking", workers=count) for count in (1, plain.workers))
+    read_ms = 1e3 * (store.first_byte_p50_s + data.object_bytes / store.connection_bytes_per_s)
+    decode_ms = 1e3 * data.decode_s * data.samples_per_object
+    evidence = (
+        f"a worker takes {read_ms:.1f} ms to read an object and {decode_ms:.1f} ms to decode it, one after the other"
+    )
+    text = f"a library that reads one object at a time needs num_workers={plain.workers}; a penstock Loader needs none"
+    return _made(report.profile, "workers", text, evidence, one, many, f"penstock info {_url(report.profile)}")
+
+
+def _of_shard_size(report: Report, data: DataProfile, plain: Configuration) -> Advice:
+    size, profile = report.best.shard_bytes, report.profile
+    evidence = f"{data.objects_count} {data.kind} of {format_bytes(data.object_bytes)} on average"
+    if size is None:
+        text = f"leave the {data.kind} as they are: packing gains less than a tenth"
+        return _made(profile, "shard size", text, evidence)
+    peers = [replace(plain, client="blocking", workers=4, shard_bytes=each) for each in (None, size)]
+    rates = [rate_text(predict_samples_per_s(profile, peer)) for peer in peers]
+    evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
+    verb, packed = "pack" if data.kind == "objects" else "convert --to tar", _packed(profile)
+    command = f"penstock {verb} {_url(profile)} {packed} --shard-size {size // 1_000_000}MB && penstock advise {packed}"
+    text, then = f"pack it into shards of {size // 1_000_000} MB", replace(plain, shard_bytes=size)
+    return _made(profile, "shard size", text, evidence, plain, then, command)
+
+
+def _of_cache(report: Report, data: DataProfile, plain: Configuration) -> Advice:
+    profile, machine = report.profile, report.profile.machine
+    factor, rate = _cache_factor(profile, plain), predict_samples_per_s(profile, plain)
+    cached = rate_text(predict_samples_per_s(profile, replace(plain, is_cached=True)))
+    size, free = format_bytes(data.objects_bytes), format_bytes(machine.disk_free_bytes)
+    evidence = f"{size}{' or more' if data.is_sampled else ''} of data, {free} free at {machine.disk_path}, "
+    evidence += f"{profile.epochs} epochs, {cached} from the cache"
+    if not report.best.is_cached:
+        return _made(profile, "cache", "no cache: over all epochs it gains less than a tenth", evidence)
+    made = _made(profile, "cache", f"Loader(cache={cache_of(report)!r})", evidence)
+    command = _try(profile, {"cache": cache_of(report)})
+    return replace(made, samples_per_s=factor * rate, gain_samples_per_s=(factor - 1) * rate, command=command)
+
+
+def _of_random_access(report: Report, store: StoreProfile) -> Advice:
+    one_bytes = store.first_byte_p50_s * store.connection_bytes_per_s
+    if not math.isfinite(one_bytes):
+        return _made(report.profile, "random access", "one request for each object", "the objects are small")
+    text = f"read chunks of {format_bytes(one_bytes)} or more; FetchConfig(gap_bytes_max={report.best.gap_bytes_max})"
+    rate = format_bytes(store.connection_bytes_per_s)
+    evidence = f"{1e3 * store.first_byte_p50_s:.1f} ms to the first byte * {rate}/s on a connection = {format_bytes(one_bytes)}"
+    return _made(report.profile, "random access", text, evidence, command=f"penstock info {_url(report.profile)}")
+
+
+def _of_index(report: Report, data: DataProfile) -> Advice:
+    if data.is_indexed:
+        return _made(report.profile, "index", "keep the index", "it knows all shards")
+    text = "build an index, for samples by number, a length, equal batches on all ranks, and a resume that reads nothing again"
+    evidence = f"no index knows the {data.objects_count} shards of {format_bytes(data.object_bytes)}"
+    return _made(report.profile, "index", text, evidence, command=f"penstock index {_url(report.profile)}")
+
+
+def _of_fields(report: Report, data: DataProfile, plain: Configuration) -> Advice:
+    profile, limits = report.profile, limits_of(report.profile, plain)
+    used = [name for name in data.member_bytes if name not in data.unused_members]
+    share = sum(data.member_bytes[name] for name in used) / max(1.0, sum(data.member_bytes.values()))
+    rates = [min(*limits, profile.step_samples_per_s)]
+    rates.append(min(limits.latency / share, limits.bandwidth / share, limits.decode, profile.step_samples_per_s))
+    text = f"leave out {', '.join(data.unused_members)}: the pipeline does not use what it reads"
+    spec = shlex.quote(",".join(f"{name}={name}" for name in used))
+    command = f"penstock convert {_url(profile)} {_packed(profile)} --to tar --fields {spec}"
+    made = _made(profile, "fields", text, f"{1 - share:.0%} of the bytes of a sample", command=command)
+    return replace(made, samples_per_s=rates[1], gain_samples_per_s=rates[1] - rates[0])
+
+
+def _of_door(report: Report, data: DataProfile, plain: Configuration) -> Advice:
+    profile = report.profile
+    peer = replace(plain, client="blocking", workers=profile.machine.cores_count)
+    rates = [predict_samples_per_s(profile, each) for each in (plain, peer)]
+    evidence = (
+        f"Loader {rate_text(rates[0])}, {peer.workers} workers that read one object at a time {rate_text(rates[1])}"
+    )
+    if rates[0] < GAIN_MIN * rates[1]:
+        text = "any door: a DataLoader with a worker for each core is as fast, and so are files on a mount or from the gateway"
+        return _made(profile, "door", text, evidence)
+    text = "ps.Loader, or penstock.torch.DataLoader; for programs that read files, a mount or the gateway with a cache here"
+    text += "; by number or key, pipeline.open()" if data.kind == "objects" or data.is_indexed else ""
+    return _made(profile, "door", text, evidence, peer, plain, flags(report))
+
+
+def _made(
+    profile: Profile, topic: str, text: str, evidence: str, since: Any = None, then: Any = None, command: str = ""
+) -> Advice:
+    """Advice that leads from one configuration to another."""
+    made = Advice(topic=topic, text=text, evidence=evidence, command=command)
+    if then is None or not math.isfinite(after := predict_samples_per_s(profile, then)):
+        return made
+    gain = max(0.0, after - predict_samples_per_s(profile, since))
+    return replace(made, samples_per_s=after, gain_samples_per_s=gain)
+
+
+# ── the configuration, for people to paste ──────────────────────────────────────────────────────────────────────────
+
+
+def cache_of(report: Report) -> str:
+    """Return the cache that is advised, as ``PATH:SIZE``."""
+    machine, data = report.profile.machine, report.profile.data
+    assert data is not None
+    free_bytes = DISK_RATIO_MAX * machine.disk_free_bytes
+    size_bytes = free_bytes if data.is_sampled else min(free_bytes, 1.1 * data.objects_bytes)
+    return f"{(machine.disk_path or '').rstrip('/')}/penstock:{max(64, math.ceil(size_bytes / 1e6))}MB"
+
+
+def loader_options(report: Report) -> dict[str, int | str]:
+    """Return the advised options of a ``Loader`` that differ from its defaults; ``requests_max`` belongs to its ``fetch``."""
+    options = _decoding_options(report)
+    if report.best.requests_max != report.now.requests_max:
+        options["requests_max"] = report.best.requests_max
+    return options | ({"cache": cache_of(report)} if report.best.is_cached else {})
+
+
+def _decoding_options(report: Report) -> dict[str, int | str]:
+    best, lanes = report.best, report.profile.data.lanes if report.profile.data else 1
+    options: dict[str, int | str] = {} if best.threads == report.now.threads else {"threads": best.threads}
+    if best.processes:
+        options |= {"processes": best.processes, "lanes": max(lanes, best.processes)}  # each has lanes of its own
+    return options
+
+
+def flags(report: Report) -> str:
+    """Return the advised configuration as a command that measures it against the defaults."""
+    return _try(report.profile, loader_options(report) or {"threads": report.best.threads})
+
+
+def code(report: Report) -> str:
+    """Return the advised configuration as a Python program that reads one batch; empty if the data was not looked at."""
+    data, profile = report.profile.data, report.profile
+    if data is None:
+        return ""
+    options = loader_options(report)
+    if "requests_max" in options:
+        options["fetch"] = f"ps.FetchConfig(requests_min=1, requests_max={options.pop('requests_max')})"
+    settings = "".join(f", {name}={value if name == 'fetch' else repr(value)}" for name, value in options.items())
+    grouping = {} if data.group_by is None else {"group_by": data.group_by}
+    given = "".join(f", {name}={value!r}" for name, value in {**grouping, **profile.options}.items())
+    stages = data.stages.replace("Image(", "ps.Image(").replace("Bytes(", "ps.Bytes(")
+    made = f"pipeline = ps.{data.kind}({profile.url!r}{given}){stages}.batch({data.batch_size})"
+    if profile.pipeline_name is not None:
+        made = "from {} import {} as pipeline".format(*profile.pipeline_name.split(":"))
+    body = f"    with ps.Loader(pipeline{settings}) as loader:\n        print(ps.describe(next(iter(loader))))"
+    return f'import penstock as ps\n\n{made}\n\nif __name__ == "__main__":\n{body}'
+
+
+def rate_text(samples_per_s: float) -> str:
+    """Return a rate for people."""
+    if not math.isfinite(samples_per_s):
+        return "no limit"
+    return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 100 else f"{samples_per_s:.3g} samples/s"
+
+
+def _crew(rate: CpuRate | Configuration) -> str:
+    kind = ("process", "processes") if rate.processes else ("thread", "threads")
+    return f"{rate.threads} {kind[rate.threads != 1]}"
+
+
+def _url(profile: Profile) -> str:
+    """The URL as an argument of a command, with the options of the connection."""
+    options = {f"--{name.replace('_', '-')}": value for name, value in profile.options.items()}
+    given = [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in options.items()]
+    return " ".join([shlex.quote(profile.url), *given])
+
+
+def _packed(profile: Profile) -> str:
+    return shlex.quote(f"{profile.url.rstrip('/')}-packed/")
+
+
+def _try(profile: Profile, options: Mapping[str, int | str]) -> str:
+    pipeline = "" if profile.pipeline_name is None else f" --pipeline {profile.pipeline_name}"
+    tried = shlex.quote(",".join(f"{name}={value}" for name, value in options.items()))
+    return f"penstock advise {_url(profile)}{pipeline} --try {tried}"
