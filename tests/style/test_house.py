@@ -195,8 +195,7 @@ TAKEN_APART = re.compile(
 )
 MAY_TAKE_APART = {
     "redaction.py": "it is the place",
-    "bench" + "/clients/gateway.py": "finds the host for a plain HTTP connection",
-    "bench" + "/clients/penstock.py": "the same",
+    "bench" + "/clients/penstock.py": "finds the host for a plain HTTP connection",
     "compose.py": "keeps the query with the key",
     "gateway/http/addressing.py": "takes the request line of a client apart, and drops its signature",
     "index/place.py": "looks at what describe() gave",

@@ -54,7 +54,7 @@ class DataFacts:
         format: ``objects`` if each object is a sample, otherwise the format of the shards, e.g. ``tar``.
         image: Name of the field with the most bytes.
         label: Name of the field that looks like the label; None if there is none.
-        label_kind: What the label is, as TensorFlow calls it: ``int64``, ``float32`` or ``string``.
+        label_kind: Type of the label in the words of TensorFlow, ``int64``, ``float32`` or ``string``.
         is_picture: Whether `image` holds pictures that can be decoded.
         sample_bytes: Mean bytes of `image` in the first samples.
         stored_bytes: Mean bytes that these samples take with all their fields, in a tar with headers and padding.

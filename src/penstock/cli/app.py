@@ -14,8 +14,8 @@ import typer
 
 import penstock
 from penstock.cli import EXIT_INTERRUPTED, EXIT_USAGE
-from penstock.cli.bench import bench
 from penstock.cli.advise import advise
+from penstock.cli.bench import bench
 from penstock.cli.bucket import mb, presign
 from penstock.cli.cache import cache
 from penstock.cli.checkpoint import checkpoint

@@ -61,7 +61,7 @@ def svg(draw: Callable[[Figure], object], *, label: str, height: float = 4.0, wi
 
     Args:
         draw: Draws on an empty figure.
-        label: What the plot shows, for readers who do not see it.
+        label: A text for readers who do not see the plot.
         height: Height of the figure in inches at 72 pixels.
         width: Width in inches.
     """

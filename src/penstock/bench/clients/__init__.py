@@ -134,9 +134,7 @@ RAW = Entry(
     is_ours=True,
 )
 """The bytes of the shards, unparsed: what the store gives to this machine."""
-UNDECODED = Entry(
-    name="without decoding", module="penstock", formats=_ANY, job={"decode": False, "step": None}
-)
+UNDECODED = Entry(name="without decoding", module="penstock", formats=_ANY, job={"decode": False, "step": None})
 """Reading without preprocessing and without a step."""
 STEP_ALONE = Entry(name="one cached batch", module="penstock", formats=_ANY, job={"cached": True})
 """The step on one batch again and again: what a training loop reaches that never waits for data."""

@@ -67,7 +67,9 @@ class Datasets(loop.Plain):
 
         builder = "webdataset" if job.get("format") == "tar" else "parquet"
         files = [f"s3://{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
-        dataset = load_dataset(builder, data_files={"train": files}, streaming=True, storage_options=self.storage)["train"]
+        dataset = load_dataset(builder, data_files={"train": files}, streaming=True, storage_options=self.storage)[
+            "train"
+        ]
         if job.get("shuffle"):
             dataset = dataset.shuffle(buffer_size=job["shuffle"])
         if self.workers or job.get("decode") or builder == "webdataset":

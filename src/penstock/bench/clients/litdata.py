@@ -95,7 +95,9 @@ class LitData:
             for batch in loop.begun(loader, job):
                 yield loop.of_blocks(batch.numpy())
             return
-        collate = dataloader.Collate(job)  # of bytes: it gives memoryviews, which cannot cross from a worker (and then it hangs)
+        collate = dataloader.Collate(
+            job
+        )  # of bytes: it gives memoryviews, which cannot cross from a worker (and then it hangs)
         if self.by_number:
             loader = torch.utils.data.DataLoader(
                 ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=collate
@@ -103,7 +105,9 @@ class LitData:
             samples = (sample for images, labels in loader for sample in zip(images, labels, strict=True))
             yield from loop.batched(samples, job["batch"])
             return
-        loader = litdata.StreamingDataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=collate)
+        loader = litdata.StreamingDataLoader(
+            dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=collate
+        )
         for images, labels in loader:
             yield (images.numpy() if job.get("decode") else images), labels
 

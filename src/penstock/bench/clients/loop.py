@@ -70,7 +70,9 @@ def tar_samples(folder: str) -> Iterator[tuple[bytes, int]]:
                 yield sample[IMAGE], int(sample[LABEL])
 
 
-def read_tar(file: Any, fields: Sequence[str | None], buffer_bytes: int = tarfile.RECORDSIZE) -> Iterator[dict[str, bytes]]:
+def read_tar(
+    file: Any, fields: Sequence[str | None], buffer_bytes: int = tarfile.RECORDSIZE
+) -> Iterator[dict[str, bytes]]:
     """The samples of a stream of tars by ``tarfile``, as dicts of `fields`: members in sequence whose names differ after a dot."""
     with tarfile.open(fileobj=file, mode="r|", bufsize=buffer_bytes, ignore_zeros=True) as archive:
         last, found = "", dict[str, bytes]()
@@ -109,7 +111,7 @@ def folder_of(job: dict[str, Any]) -> str:
 
 def number_of(key: str) -> str:
     """The number in an object's name, which is its label."""
-    return key.rsplit("/", 1)[-1].split(".")[0]
+    return key.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 
 def use_endpoint(url: str | None, *names: str) -> None:

@@ -59,7 +59,9 @@ class Penstock:
 
     def prepare(self, job: dict[str, Any]) -> None:
         """An index that an earlier epoch left is not found, unless the job says where one is."""
-        self.folder = self.stack.enter_context(tempfile.TemporaryDirectory(dir=job["scratch"], ignore_cleanup_errors=True))
+        self.folder = self.stack.enter_context(
+            tempfile.TemporaryDirectory(dir=job["scratch"], ignore_cleanup_errors=True)
+        )
         os.environ["XDG_CACHE_HOME"] = self.folder
         self.keys = job["keys"] if self.through and not job.get("objects") else []
         if self.through:
@@ -147,7 +149,9 @@ class Penstock:
 
         source = self.source(job, self.keys)
         dataset = MapDataset(self.decoded(source, job) if job.get("decode") else source)
-        for batch in DataLoader(dataset, job["batch"], shuffle=True, num_workers=self.workers, collate_fn=partial(_collated, job)):
+        for batch in DataLoader(
+            dataset, job["batch"], shuffle=True, num_workers=self.workers, collate_fn=partial(_collated, job)
+        ):
             yield batch
 
     def _by_number(self, job: dict[str, Any]) -> Iterator[loop.Batch]:

@@ -68,7 +68,12 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
         options += ["--s3-provider", "Other", "--s3-endpoint", url] if url else ["--s3-provider", "AWS"]
         command = ["rclone", "mount", f":s3:{bucket}", directory, *options]
     else:
-        options = ["ro", "listobjectsv2", f"endpoint={region}", *(["use_path_request_style", f"url={url}"] if url else [])]
+        options = [
+            "ro",
+            "listobjectsv2",
+            f"endpoint={region}",
+            *(["use_path_request_style", f"url={url}"] if url else []),
+        ]
         command = ["s3fs", bucket, directory, "-f", *(word for option in options for word in ("-o", option))]
     shell = ["sh", "-c", GUARDED, "sh", directory, *command]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True) as process:
@@ -87,7 +92,13 @@ def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) 
         RuntimeError: It took longer than the job may.
     """
     connection = ["--endpoint-url", url] if url else []
-    command = [*PENSTOCK, "cp", f"s3://{bucket}/{loop.folder_of(job)}", f"{directory}/{loop.folder_of(job)}", *connection]
+    command = [
+        *PENSTOCK,
+        "cp",
+        f"s3://{bucket}/{loop.folder_of(job)}",
+        f"{directory}/{loop.folder_of(job)}",
+        *connection,
+    ]
     try:
         subprocess.run(command, check=True, timeout=job.get("seconds_max"))
     except subprocess.TimeoutExpired as error:

@@ -10,7 +10,12 @@ from penstock.bench.clients import loop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-READERS = {"parquet": "read_parquet", "tar": "read_webdataset", "tfrecord": "read_tfrecords", "objects": "read_binary_files"}
+READERS = {
+    "parquet": "read_parquet",
+    "tar": "read_webdataset",
+    "tfrecord": "read_tfrecords",
+    "objects": "read_binary_files",
+}
 MORE = {"tar": {"decoder": None}, "objects": {"include_paths": True}}
 
 

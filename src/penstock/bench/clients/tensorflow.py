@@ -111,7 +111,9 @@ class TensorFlow:
         from penstock.bench.clients.decoders import SIDE
 
         def picture(data: Any) -> Any:
-            return tf.cast(tf.image.resize(tf.io.decode_image(data, 3, expand_animations=False), (SIDE, SIDE)), tf.uint8)
+            return tf.cast(
+                tf.image.resize(tf.io.decode_image(data, 3, expand_animations=False), (SIDE, SIDE)), tf.uint8
+            )
 
         def decoded(images: Any, *labels: Any) -> Any:
             return tf.map_fn(picture, images, fn_output_signature=tf.uint8), *labels

@@ -57,7 +57,12 @@ class WebDataset(loop.Plain):
     def plain_urls(self, keys: list[str]) -> list[str]:
         """URLs that curl can read: signed ones, unless the store answers without."""
         found = [f"{self.url}/{self.bucket}/{key}" for key in keys]
-        if self.url and not subprocess.run(["curl", "-s", "-f", "-r", "0-0", "-o", os.devnull, found[0]], check=False).returncode:
+        if (
+            self.url
+            and not subprocess.run(
+                ["curl", "-s", "-f", "-r", "0-0", "-o", os.devnull, found[0]], check=False
+            ).returncode
+        ):
             return found
         import penstock as ps
         from penstock.store.s3 import presigned_get
