@@ -233,7 +233,7 @@ package: .venvs/package/.ready  ## Build wheel and sdist (twice: the same bytes)
 bench: $(VENV)/.ready .venvs/tensorflow/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
 	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects compat_connector checkpoints dcp checkpoint_stall small_samples libraries tokens tables first_batch resume busy_step \
-		cache random_access packing converting coalesce gateway gateway_transforms gateway_tensorflow gateway_lambda gateway_clients webdataset_clients tensorflow_ways mount channels channel_modes fsspec_clients; do $(BIN)/python bench/$$question.py; done
+		cache random_access packing converting coalesce advise gateway gateway_transforms gateway_tensorflow gateway_lambda gateway_clients webdataset_clients tensorflow_ways mount channels channel_modes fsspec_clients; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
 	rm -rf $(VENV) .venvs bench/.venvs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

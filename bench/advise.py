@@ -75,7 +75,8 @@ def loader_rate(pipeline: Any, seconds: float, **options: Any) -> float:
 
 def blocking_rate(folder: str, workers: int, seconds: float) -> float:
     """Samples per second of threads that each read one whole object at a time, as workers of a blocking library do."""
-    store = ps.connect(f"{URL}/{folder}/", hedge=ps.HedgeConfig(ratio_max=0))
+    one_connection = ps.FetchConfig(requests_min=1, requests_max=1, part_bytes=128 << 20)
+    store = ps.connect(f"{URL}/{folder}/", hedge=ps.HedgeConfig(ratio_max=0), fetch=one_connection)
     infos = list(store.list())
     samples_of = {info.key: SAMPLES_IN.get(folder, 1) for info in infos}
     random.Random(0).shuffle(infos)

@@ -12,8 +12,7 @@ from pathlib import Path
 from penstock.advise.profiles import MachineProfile
 from penstock.config import MIB, cores_count, memory_bytes_max
 
-WRITTEN_BYTES = 64 * MIB
-"""Size of the file whose reading is timed, on a disk that has ten times as much free space."""
+WRITTEN_BYTES = 64 * MIB  # of the file whose reading is timed, on a disk that has ten times as much free space
 _DISKS = ("/dev/", "overlay")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import tempfile
@@ -11,7 +10,7 @@ from collections import Counter
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from penstock import pipeline as pipelines
 from penstock.advise.machine import measure_machine
@@ -38,6 +37,7 @@ from penstock.pipeline import Objects, Pipeline, Shards
 from penstock.redaction import public_url
 from penstock.system.tracebacks import boundary
 from penstock.text.patterns import is_pattern
+from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,26 +45,19 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import LoaderStatistics
     from penstock.pipeline import ConnectionOptions
     from penstock.store import Store
-    from penstock.types import ObjectInfo
 
-SECONDS = 30.0
-"""Seconds that a measurement takes, about, and the number of single measurements among which they are divided."""
-SHARES = 20
-BYTES_MAX = 2 * 10**9
-LISTED_MAX = 10_000
-"""Objects that are looked at; a listing of 10 000 keys takes 10 requests."""
-STATS_MAX = 100
-"""Objects of a pattern that are looked at, because each takes a request of its own."""
+SHARES = 20  # single measurements among which the seconds are divided
+LISTED_MAX = 10_000  # objects that are looked at; a listing of 10 000 keys takes 10 requests
+LISTED_S_MAX = 3.0
+STATS_MAX = 100  # objects of a pattern that are looked at, because each takes a request of its own
 PEEKED_COUNT = 8
 PROBED_COUNT = 1000
 STEPS_MAX = 50
 ROUNDS = 2
-DECODED_BYTES_MAX = 64 * MIB
-"""Bytes of the samples on which decoding is timed: they lie in a cache meanwhile."""
+DECODED_BYTES_MAX = 64 * MIB  # of the samples on which decoding is timed: they lie in a cache meanwhile
 DECODED_SAMPLES_MAX = 20_000
 DEFAULT_BATCH_BYTES = 4 * MIB
-TRY_NAMES = ("threads", "processes", "lanes", "prefetch_batches", "requests_max", "cache")
-"""Options of a loader that may be tried."""
+TRY_NAMES = ("threads", "processes", "lanes", "prefetch_batches", "requests_max", "cache")  # options of a loader
 _PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n")
 _LEFT_OUT = (pipelines.Shuffle, pipelines.Evaluate, pipelines.Take, pipelines.Batch, pipelines.BatchBySize)
 
@@ -78,8 +71,8 @@ def advise(
     step_s: float | None = None,
     batch: int | None = None,
     epochs: int = 10,
-    seconds: float = SECONDS,
-    bytes_max: int = BYTES_MAX,
+    seconds: float = 30.0,
+    bytes_max: int = 2 * 10**9,
     progress: Callable[[str], None] = lambda _: None,
     **connection: Unpack[ConnectionOptions],
 ) -> Report:
@@ -115,23 +108,17 @@ def advise(
         raise ConfigError("step= and step_s= both say how long a training step takes: give only one")
     start_s, each_s = time.monotonic(), seconds / SHARES
     progress("this machine and the objects")
-    profile = Profile(
-        url=public_url(url),
-        machine=measure_machine(),
-        options={name: value for name, value in connection.items() if value and isinstance(value, str | bool)},
-        epochs=epochs,
-    )
-    found = find_objects(url, connection, seconds=2 * each_s)
+    options = {name: value for name, value in connection.items() if value and isinstance(value, str | bool)}
+    profile = Profile(url=public_url(url), machine=measure_machine(), options=options, epochs=epochs)
+    found = find_objects(url, connection)
     store = StoreProbe(found.store, found.sample(PROBED_COUNT), seconds=each_s, bytes_max=bytes_max // 2)
-    data: DataProbe | None = None
-    notes: list[str] = []
-    is_interrupted = False
+    data, notes, is_interrupted = None, list[str](), False
     try:
         with _noting(notes):
             data = DataProbe(found, pipeline, batch, connection)
         store.run(progress)
-        if data is not None:
-            with _noting(notes):
+        with _noting(notes):
+            if data is not None:
                 data.run(progress, each_s, bytes_max // 4)
                 step_s = step_s if step is None else data.time_step(step, 2 * each_s)
     except KeyboardInterrupt:
@@ -142,19 +129,16 @@ def advise(
         notes.append(f"there are more than the {len(found.infos)} objects that were looked at")
     elif len(found.infos) == 1:
         notes.append("there is one object only: it is read again and again, so a store that caches it looks faster")
-    return recommend(
-        replace(
-            profile,
-            store=store.profile,
-            data=None if data is None else data.profile,
-            step_samples_per_s=math.inf if data is None or not step_s else data.profile.batch_size / step_s,
-            listed_per_s=found.listed_per_s,
-            received_bytes=store.received_bytes + (0 if data is None else data.received_bytes),
-            seconds=time.monotonic() - start_s,
-            notes=tuple(dict.fromkeys([*notes, *(() if data is None else data.notes)])),
-            is_interrupted=is_interrupted,
-        )
+    profile = replace(
+        profile, store=store.profile, listed_per_s=found.listed_per_s, received_bytes=store.received_bytes
     )
+    if data is not None:
+        rate = data.profile.batch_size / step_s if step_s else math.inf
+        received_bytes = store.received_bytes + data.received_bytes
+        profile = replace(profile, data=data.profile, received_bytes=received_bytes, step_samples_per_s=rate)
+        notes = list(dict.fromkeys([*notes, *data.notes]))
+    seconds = time.monotonic() - start_s
+    return recommend(replace(profile, seconds=seconds, notes=tuple(notes), is_interrupted=is_interrupted))
 
 
 @contextmanager
@@ -190,7 +174,7 @@ def try_options(
         bytes_max: Bytes of which each turn reads an eighth, epoch after epoch.
         connection: The options of a connection.
     """
-    found = find_objects(url, connection, seconds=seconds / SHARES)
+    found = find_objects(url, connection)
     with closing(found.store):
         data = DataProbe(found, pipeline, batch, connection)
         made = data.pipeline(math.ceil(bytes_max / 8 / max(1.0, data.profile.sample_bytes)))
@@ -231,13 +215,12 @@ class Found(NamedTuple):
         return self.infos[:: max(1, len(self.infos) // count)]
 
 
-def find_objects(url: str, connection: ConnectionOptions, *, seconds: float) -> Found:
+def find_objects(url: str, connection: ConnectionOptions) -> Found:
     """Return the objects that a URL names: one, those below a prefix, or those of a pattern.
 
     Args:
         url: The URL.
         connection: Options of the connection.
-        seconds: Seconds after which a listing ends.
 
     Raises:
         ObjectMissingError: There is none.
@@ -253,14 +236,16 @@ def find_objects(url: str, connection: ConnectionOptions, *, seconds: float) -> 
     if key and not key.endswith("/"):
         with suppress(ObjectMissingError):
             return Found(store, root_url, [store.stat(key)])
-    start_s = time.monotonic()
-    timely = itertools.takewhile(lambda _: time.monotonic() < start_s + seconds, store.list(key))
-    infos = list(itertools.islice(timely, LISTED_MAX))
-    spent_s = time.monotonic() - start_s
-    if not any(info.size_bytes for info in infos):
+    start_s, infos, has_more = time.monotonic(), list[ObjectInfo](), False
+    for info in store.list(key):
+        infos.append(info)
+        if has_more := len(infos) == LISTED_MAX or time.monotonic() > start_s + LISTED_S_MAX:
+            break
+    listed_per_s = len(infos) / (time.monotonic() - start_s)
+    infos = [info for info in infos if info.size_bytes]
+    if not infos:
         raise no_object(url)
-    has_more = len(infos) == LISTED_MAX or spent_s >= seconds
-    return Found(store, root_url, [info for info in infos if info.size_bytes], has_more, len(infos) / spent_s)
+    return Found(store, root_url, infos, has_more, listed_per_s)
 
 
 class DataProbe:
@@ -290,21 +275,21 @@ class DataProbe:
         infos, name = self._chosen(found.infos)
         keys = [info.key for info in infos]
         self._urls = [f"{found.root_url.rstrip('/')}/{key}" for key in keys]
-        if pipeline is None:
-            options: Any = connection if found.root_url.startswith("s3://") else {}
-            self._source: Any = pipelines.shards(self._urls, **options).source
-            try:
-                samples = peek(Pipeline(self._source), PEEKED_COUNT)
-            except UnsupportedFormatError:
-                self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **options).source
-        else:
+        options: Any = connection if found.root_url.startswith("s3://") else {}
+        self._source: Any = cast("Any", pipelines.shards(self._urls, **options).source)
+        if pipeline is not None:
             pipelines.check_rereadable(pipeline, "advise")
             if isinstance(pipeline.source, pipelines.Mix):
                 raise ConfigError(f"advise() of {pipeline!r} looks at one source", hint="give a part of the mix")
-            given: Any = pipeline.source
-            self._source = replace(given, urls=tuple(self._urls), is_list=True, manifest=None)
+            given = cast("Any", pipeline.source)
+            connected = given.connection if given.connection.given() else self._source.connection
+            self._source = replace(given, urls=tuple(self._urls), is_list=True, manifest=None, connection=connected)
+        try:
+            samples = peek(Pipeline(self._source), PEEKED_COUNT)
+        except UnsupportedFormatError:
+            self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **options).source
+            samples = peek(Pipeline(self._source), PEEKED_COUNT)
         is_sharded = isinstance(self._source, Shards)
-        samples = peek(Pipeline(self._source), PEEKED_COUNT)
         members = _member_bytes(samples)
         stages = _default_stages(samples) if pipeline is None else pipeline.stages
         self._stages = tuple(stage for stage in stages if not isinstance(stage, _LEFT_OUT))

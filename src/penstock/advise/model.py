@@ -15,10 +15,8 @@ from penstock.loader.lanes.segments import lane_read_ahead_sizes
 if TYPE_CHECKING:
     from penstock.advise.profiles import Configuration, DataProfile, Profile, StoreProfile
 
-LARGE_BYTES = 1 * MIB
-"""Requests of this size or more show the bandwidth of a store; smaller ones may show what a request costs."""
-BUSY_CORES_MIN = 0.7
-"""A process that used so much of a core while it received small objects was itself the limit, not the store."""
+LARGE_BYTES = 1 * MIB  # requests of this size show the bandwidth of a store; smaller ones may show what a request costs
+BUSY_CORES_MIN = 0.7  # a process that used so much of a core for small objects was itself the limit, not the store
 
 
 class Limits(NamedTuple):
@@ -98,7 +96,8 @@ def capacity_bytes_per_s(store: StoreProfile, connections: int, request_bytes: f
     throttled = store.throttled_connections
     if throttled is not None and connections >= throttled:
         return min(rate.bytes_per_s for rate in store.rates if rate.connections >= throttled)
-    bytes_per_s, fastest = store.bytes_per_s_max, max(store.rates, key=lambda rate: rate.requests_per_s)
+    bytes_per_s, small_bytes = store.bytes_per_s_max, 1.1 * min(rate.request_bytes for rate in store.rates)
+    fastest = max(store.rates, key=lambda rate: (rate.request_bytes <= small_bytes, rate.requests_per_s))
     has_large = any(rate.request_bytes >= LARGE_BYTES for rate in store.rates)
     if not has_large and fastest.busy_cores >= BUSY_CORES_MIN:
         return max(bytes_per_s, request_bytes * fastest.requests_per_s)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.advise.profiles import ConnectionRate, StoreProfile
-from penstock.config import KIB, MIB
+from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import ObjectMissingError, ThrottledError
 from penstock.store.inflight import perform, perform_many
 from penstock.store.traced import BODY_BYTES_MIN
@@ -22,29 +22,17 @@ if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.types import Key, ObjectInfo, Operation
 
-PROBES_COUNT = 100
-"""First bytes that are timed: enough for the 99th percentile to be one of them."""
+PROBES_COUNT = 100  # first bytes that are timed: enough for the 99th percentile to be one of them
+PROBE_BYTES = 256 * MIB  # bytes that each measurement of bandwidth reads at most
+CANDIDATES_COUNT = 1000  # objects below a prefix among which the largest is chosen: one page of a listing
 
-PROBE_BYTES = 256 * MIB
-"""Bytes that each measurement of bandwidth reads at most."""
-
-CANDIDATES_COUNT = 1000
-"""Objects below a prefix among which the largest is chosen: one page of a listing."""
-
-CONNECTIONS = (1, 4, 16, 64, 256)
-"""Numbers of connections whose bandwidth is measured; 256 is the default of ``FetchConfig.requests_max``."""
-REQUEST_BYTES_MAX = 8 * MIB
-"""The default of ``FetchConfig.part_bytes``."""
+CONNECTIONS = (1, 4, 16, 64, 256)  # whose bandwidth is measured; 256 is the default of ``FetchConfig.requests_max``
+REQUEST_BYTES_MAX = FetchConfig().part_bytes
+# Where connections share a bandwidth, bodies of 8 MiB on each of 256 would all end together, after seconds.
 IN_FLIGHT_BYTES_MAX = 64 * MIB
-"""Bytes of all bodies in flight. Where connections share a bandwidth, bodies of 8 MiB on each of 256 would all end together,
-after seconds."""
-SMALL_REQUEST_BYTES = 64 * KIB
-"""Size of the requests that show what a request costs besides its bytes."""
-SMALL_REQUESTS = 64
-THROTTLED_RATIO_END = 0.5
-"""The sweep ends when the store refuses more than this share of the requests..."""
-GAIN_MIN = 1.1
-"""...or when four times the connections gain less than this, twice in a row."""
+SMALL_REQUEST_BYTES = 64 * KIB  # requests of this size show what a request costs besides its bytes
+THROTTLED_RATIO_END = 0.5  # the sweep ends when the store refuses more than this share of the requests...
+GAIN_MIN = 1.1  # ...or when four times the connections gain less than this, twice in a row
 
 
 def largest(store: Store, key: Key, *, url: str) -> ObjectInfo:
@@ -151,7 +139,7 @@ class StoreProbe:
                 break
         if max(rate.request_bytes for rate in self.profile.rates) > 2 * SMALL_REQUEST_BYTES:
             progress("small requests")
-            self._add_rate(SMALL_REQUESTS, SMALL_REQUEST_BYTES)
+            self._add_rate(CONNECTIONS[-1], SMALL_REQUEST_BYTES)
 
     def _operations(self, request_bytes: int) -> Iterator[tuple[None, Operation]]:
         for each in itertools.cycle(self._objects):

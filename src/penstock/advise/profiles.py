@@ -11,10 +11,8 @@ from penstock.config import FetchConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-THROTTLED_RATIO_MAX = 0.01
-"""A store throttles if it asks for more than this share of the requests to be sent again more slowly."""
-KNEE_RATIO = 0.9
-"""The knee is the smallest number of connections with this share of the largest bandwidth."""
+THROTTLED_RATIO_MAX = 0.01  # a store throttles if it asks for more than this share of requests to be sent more slowly
+KNEE_RATIO = 0.9  # the knee is the smallest number of connections with this share of the largest bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

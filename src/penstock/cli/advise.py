@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.info import print_facts
-from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, function_of, option
+from penstock.cli.options import (
+    AS_JSON,
+    ConnectionGroup,
+    argument,
+    expand_groups,
+    flag,
+    function_of,
+    option,
+    pipeline_of,
+)
 from penstock.cli.output import ProgressReport, print_record, print_result
 from penstock.errors import ConfigError
 from penstock.text.sizes import format_bytes, parse_bytes
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.advise.profiles import Report
-    from penstock.pipeline import Pipeline
 
 
 @expand_groups
@@ -60,7 +68,7 @@ def advise(
     from penstock.advise.measurement import try_options
     from penstock.advise.recommendations import code, flags, recommend
 
-    found, given = None if pipeline is None else _pipeline(pipeline), connection.options()
+    found, given = None if pipeline is None else pipeline_of(pipeline, "--pipeline"), connection.options()
     size_bytes = parse_bytes(bytes_max, option="--bytes-max")
     if tried:
         options = [{}, *map(_loader_options, tried)]
@@ -94,17 +102,6 @@ def advise(
         raise KeyboardInterrupt
     if report.profile.data is None or not report.profile.data.cpu_rates:
         raise typer.Exit(1)
-
-
-def _pipeline(text: str) -> Pipeline:
-    """Return the pipeline that ``module:name`` names, or that a function of this name returns."""
-    from penstock.pipeline import Pipeline
-
-    found: Any = function_of(text, "--pipeline")
-    found = found if isinstance(found, Pipeline) or not callable(found) else found()
-    if not isinstance(found, Pipeline):
-        raise ConfigError(f"--pipeline {text!r} is a {type(found).__name__}, not a pipeline", hint="ps.shards(url)")
-    return found
 
 
 def _loader_options(text: str) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option
+from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, option, pipeline_of
 from penstock.cli.output import ProgressReport, counted, print_message, print_record, print_result
 from penstock.redaction import public_url
 from penstock.text.sizes import format_bytes, parse_bytes
@@ -197,30 +195,14 @@ def _pipeline(text: str, options: ConnectionOptions) -> Pipeline | None:
     Raises:
         ConfigError: The module or the attribute does not exist, or the attribute is not a pipeline.
     """
-    from penstock.errors import ConfigError
-    from penstock.pipeline import Pipeline, shards
+    from penstock.pipeline import shards
 
     signs = "{" if text.startswith(_HTTP) else "*?[{"  # over HTTP, a question mark begins a query
     if any(sign in text for sign in signs):
         return shards(text, **options)
     if _ATTRIBUTE.fullmatch(text) is None:
         return None
-    name, _, attribute = text.partition(":")
-    sys.path.insert(0, "")  # as for `python -m`
-    try:
-        found = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{text}: {error}", hint="module:attribute, importable from this directory") from error
-    finally:
-        sys.path.remove("")
-    if not isinstance(found, Pipeline) and callable(found):
-        found = found()
-    if not isinstance(found, Pipeline):
-        raise ConfigError(
-            f"{text} is {type(found).__name__}, not a pipeline",
-            hint="ps.shards(url), or a function that returns one",
-        )
-    return found
+    return pipeline_of(text, "URL")
 
 
 class CacheProgress(ProgressReport):

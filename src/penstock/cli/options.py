@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from penstock.pipeline import Pipeline
     from penstock.pipeline.factories import ConnectionOptions
     from penstock.store.base import Store
     from penstock.types import Key, ObjectInfo
@@ -269,6 +270,22 @@ class Stores:
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
         return StoreLocation(public_url(url), root_url, key, self._stores.get(root_url), path)
+
+
+def pipeline_of(text: str, option: str) -> Pipeline:
+    """Return the pipeline that ``module:name`` names, or that a function of this name returns.
+
+    Raises:
+        ConfigError: The module or the name does not exist, or it is not a pipeline.
+    """
+    from penstock.pipeline import Pipeline
+
+    found: Any = function_of(text, option)
+    found = found if isinstance(found, Pipeline) or not callable(found) else found()
+    if not isinstance(found, Pipeline):
+        hint = "ps.shards(url), or a function that returns one"
+        raise ConfigError(f"{option} {text} is {type(found).__name__}, not a pipeline", hint=hint)
+    return found
 
 
 def function_of(text: str, option: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from penstock.cli.app import run
         (["--try", "gpus=2"], "'gpus' must be one of threads"),
         (["--try", "threads=many"], "'threads' must be one of threads"),
         (["--pipeline", "no.such:module"], "--pipeline 'no.such:module' does not name"),
-        (["--pipeline", "math:pi"], "is a float, not a pipeline"),
+        (["--pipeline", "math:pi"], "is float, not a pipeline"),
         (["--step", "math:sqrt", "--step-ms", "5"], "give only one"),
         (["--bytes-max", "much"], "--bytes-max 'much' is not a size"),
     ],
