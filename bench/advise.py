@@ -22,7 +22,7 @@ from typing import Any
 from clients import BUCKET
 from epochs import Samples, bucket, photographs
 from harness import Row, arguments, print_report, surroundings
-from origin.origin import Origin
+from penstock.bench.origin import Origin
 
 import penstock as ps
 

@@ -144,7 +144,7 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         format=format_name,
         image=image,
         label=label,
-        label_kind=_KINDS.get(np.asarray(samples[0].get(label)).dtype.kind, "string"),
+        label_kind=_KINDS.get(np.asarray(samples[0].get(label or "")).dtype.kind, "string"),
         is_picture=image.lower() in _PICTURES or samples[0][image].startswith(_HEADS),
         sample_bytes=sizes[image],
         stored_bytes=statistics.mean(_stored_bytes(sample, format_name) for sample in samples),
