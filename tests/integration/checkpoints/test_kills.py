@@ -100,13 +100,19 @@ def saved_in(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"^saved (\d+)$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=[pytest.mark.heavy, pytest.mark.timeout(1800)])])
-def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int) -> None:
+HALF_OF_A_HUNDRED = [pytest.mark.heavy, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [(3, 3), pytest.param(50, 1, marks=HALF_OF_A_HUNDRED), pytest.param(50, 2, marks=HALF_OF_A_HUNDRED)],
+)
+def test_killed_at_random_moments(s3_endpoint: S3Server, bucket: str, kills: int, seed: int) -> None:
     """After each kill the newest checkpoint is the last one that was told, or a later one, and every committed one verifies."""
     url = f"s3://{bucket}/run/"
     options = connection_to(s3_endpoint)
     assert ps.torch.Checkpoint  # imported here, rather than in each process
-    chance = random.Random(kills)
+    chance = random.Random(seed)
     newest: int | None = None
     with Checkpoints(url, **options) as checkpoints:
         for number in range(kills):
