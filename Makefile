@@ -89,7 +89,7 @@ mutations: $(VENV)/.ready  ## Break the most important contracts one by one: do 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
-		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -m server
+		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -n 2 -m server
 
 test-browser: $(VENV)/.ready  ## The gateway's status page in headless Chromium (installs Debian's where missing, as root)
 	@echo "== tests in Chromium"
