@@ -32,7 +32,8 @@ demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream 
 	$(BIN)/python examples/embedded_store.py
 
 BEGUN := $(shell date +%s)
-test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit and real-server tests
+test: unit  ## Everything: lint, types, layers, unit and real-server tests
+	$(MAKE) --no-print-directory -j 2 lint suite  # lint is one process, and the suite waits often
 	@echo "== make test: everything passed, in $$(( $$(date +%s) - $(BEGUN) )) seconds"
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
@@ -49,9 +50,9 @@ unit: $(VENV)/.ready  ## Offline tests, none of which takes seconds
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
 	[ "$$(id -u)" != 0 ] || [ ! -e /dev/fuse ] || chmod 666 /dev/fuse  # as udev's rule does, which some machines lack: ordinary users mount, too
-	$(BIN)/python -m pytest tests/integration -q -n 2 --max-worker-restart 0 -m 'server and not heavy'
-	$(BIN)/python -m pytest tests/contract tests/property tests/unit tests/style -q -n 2 --max-worker-restart 0 -m 'server and not heavy'  # in processes of their own, for each holds 2 GB at its end
-	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 --max-worker-restart 0 -m 'not server'
+	$(BIN)/python -m pytest tests/integration -q -n 3 --max-worker-restart 0 -m 'not heavy'  # three at once, for they wait for processes and servers
+	$(BIN)/python -m pytest tests/contract tests/property -q -n 3 --max-worker-restart 0 -m 'not heavy'  # in processes of their own, for each holds 2 GB at its end
+	$(BIN)/python -m pytest tests/unit -q -n 3 --max-worker-restart 0 -m 'server and not heavy'
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader and new examples of the property tests: SECONDS=600 SEED=0; or one job again: CASE="Case(...)"
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"
@@ -203,7 +204,7 @@ test-checkpoints: $(VENV)/.ready  ## Checkpoints of ranks that are killed, with 
 	$(BIN)/python -m pytest tests/integration/checkpoints -q -n 2 -m heavy
 
 test-gateway: $(VENV)/.ready .venvs/gateway/.ready  ## The gateway's processes and store contract; boto3, the AWS CLI, s3fs, s3torchconnector, rclone, minio's SDK
-	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 2 -m heavy
+	$(BIN)/python -m pytest tests/contract tests/integration/gateway -q -n 3 -m heavy
 	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q -n 2
 
 test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own
