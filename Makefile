@@ -92,7 +92,7 @@ test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (i
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
 		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -n 2 -m server
 
-test-browser: $(VENV)/.ready  ## The gateway's status page in headless Chromium (installs Debian's where missing, as root)
+test-browser: $(VENV)/.ready  ## The gateway's status page and pages of benchmarks in headless Chromium (installs Debian's where missing, as root)
 	@echo "== tests in Chromium"
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; }
 	$(BIN)/python -m pytest tests/doors/browser -q

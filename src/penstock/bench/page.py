@@ -7,23 +7,22 @@ import shlex
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.bench.plots import bars, plots_of_run
-from penstock.bench.record import FILE
-from penstock.bench.results import number_text, summarise, table, verdict
+from penstock.bench.results import is_decoded, spread_text, summarise, table, verdict
 from penstock.errors import ConfigError
 from penstock.redaction import public_text
 from penstock.text.pages import page
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.bench.record import BenchRecord
+    from penstock.bench.results import ClientSummary
 
 PAGE = "report.html"
-_TEMPLATE = "bench/page.html.j2"
 
 
 def write_page(records: Sequence[BenchRecord], path: Path) -> None:
@@ -35,7 +34,7 @@ def write_page(records: Sequence[BenchRecord], path: Path) -> None:
     for record in records:
         if not record.turns and not record.not_run:
             raise ConfigError(f"{record.path} holds no measurement yet", hint="penstock bench run URL --out DIR")
-    path.write_text(_page_of_run(records[0], path) if len(records) == 1 else _page_of_runs(records, path))
+    path.write_text(_page(records, path))
 
 
 def again(record: BenchRecord) -> str:
@@ -62,7 +61,7 @@ def _facts(record: BenchRecord) -> dict[str, str]:
         counted += f"; clients read the first {data['keys']:,}"
     versions = dict(chain.from_iterable(turn["versions"].items() for turn in record.turns))
     place = data["endpoint_url"] or f"Amazon S3, {data['region']}"
-    decoded = "decoded to 224 x 224, " if settings["decode"] else ""
+    decoded = "decoded to 224 x 224, " if is_decoded(record) else ""
     return {
         "URL": run["url"],
         "Data": counted,
@@ -83,35 +82,31 @@ def _rounds(record: BenchRecord) -> str:
     return f"{rounds} {'round' if rounds == 1 else 'rounds'}{'' if record.is_complete else ', stopped before the end'}"
 
 
-def _page_of_run(record: BenchRecord, path: Path) -> str:
-    found = summarise(record)
-    return page(
-        _TEMPLATE,
-        title=f"penstock bench: {record.run['url']}",
-        facts=[[name, [value]] for name, value in _facts(record).items()],
-        names=[],
-        verdicts=[(None, verdict(record))],
-        table=table(found),
-        not_run={name: public_text(reason) for name, reason in record.not_run.items()},
-        plots=plots_of_run(record),
-        runs=[{"again": again(record), "record": _link(record, path)}],
-    )
-
-
-def _page_of_runs(records: Sequence[BenchRecord], path: Path) -> str:
+def _page(records: Sequence[BenchRecord], path: Path) -> str:
     names = _names(records)
     facts = [_facts(record) for record in records]
-    clients = [[each for each in summarise(record) if not each.is_probe] for record in records]
+    is_one = len(records) == 1
+    clients = {
+        name: [each for each in summarise(record) if not each.is_probe]
+        for name, record in zip(names, records, strict=True)
+    }
     return page(
-        _TEMPLATE,
-        title=f"penstock bench: {len(records)} runs",
-        facts=[[name, [each[name] for each in facts]] for name in facts[0]],
-        names=names,
-        verdicts=[(name, verdict(record)) for name, record in zip(names, records, strict=True)],
-        table=_compared(names, records),
-        not_run={},
-        plots=[bars(dict(zip(names, clients, strict=True)))] if any(clients) else [],
-        runs=[{"again": again(record), "record": _link(record, path)} for record in records],
+        "bench/page.html.j2",
+        title=f"penstock bench: {records[0].run['url'] if is_one else f'{len(records)} runs'}",
+        facts={name: [each[name] for each in facts] for name in facts[0]},
+        names=[] if is_one else names,
+        verdicts=[verdict(record) for record in records],
+        table=table(summarise(records[0])) if is_one else _compared(clients, records),
+        not_run={name: public_text(reason) for name, reason in records[0].not_run.items()} if is_one else {},
+        plots=plots_of_run(records[0]) if is_one else [bars(clients)],
+        runs=[
+            {
+                "again": again(record),
+                "href": Path(os.path.relpath(record.path, path.parent)).as_posix(),
+                "name": f"{record.path.parent.name}/{record.path.name}",
+            }
+            for record in records
+        ],
     )
 
 
@@ -121,26 +116,16 @@ def _names(records: Sequence[BenchRecord]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(record.path.parent) for record in records]
 
 
-def _compared(names: Sequence[str], records: Sequence[BenchRecord]) -> list[list[str]]:
+def _compared(clients: Mapping[str, Sequence[ClientSummary]], records: Sequence[BenchRecord]) -> list[list[str]]:
     """A head and a row for each client: samples per second in each run, with the ratio to the first run that has the client."""
-    rates = [{each.label: each.samples_per_s for each in summarise(record) if not each.is_probe} for record in records]
-    rows = [["client", *(f"{name}, samples/s" for name in names)]]
-    measured, left_out = chain.from_iterable(rates), chain.from_iterable(record.not_run for record in records)
-    for label in dict.fromkeys([*measured, *left_out]):
+    rates = [{each.label: each.samples_per_s for each in found} for found in clients.values()]
+    rows = [["client", *(f"{name}, samples/s" for name in clients)]]
+    for label in dict.fromkeys([*chain(*rates), *chain(*(record.not_run for record in records))]):
         first = next((found[label].median for found in rates if label in found), 0.0)
-        cells = []
+        rows.append([label])
         for found, record in zip(rates, records, strict=True):
-            if label not in found:
-                cells.append(f"not run: {public_text(record.not_run.get(label, 'not asked for'))}")
-                continue
-            median, low, high = found[label]
-            cells.append(f"{number_text(median)} ({number_text(low)}..{number_text(high)}), x {median / first:.2f}")
-        rows.append([label, *cells])
+            if label in found:
+                rows[-1].append(f"{spread_text(found[label])}, x {found[label].median / first:.2f}")
+            else:
+                rows[-1].append(f"not run: {public_text(record.not_run.get(label, 'not asked for'))}")
     return rows
-
-
-def _link(record: BenchRecord, path: Path) -> dict[str, Any]:
-    return {
-        "href": Path(os.path.relpath(record.path, path.parent)).as_posix(),
-        "name": f"{record.path.parent.name}/{FILE}",
-    }

@@ -104,6 +104,7 @@ class ClientProcess:
     def close(self) -> None:
         """End the client, and the processes that it leaves behind; may be called twice."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,6 +112,7 @@ class ClientProcess:
         self._kill()
         self._process.wait()
         GUARD.release(self.pid)
+        self._process.stdout.close()
         self._errors.close()
 
     def _end_late(self) -> None:

@@ -108,10 +108,19 @@ def grouped_turns(record: BenchRecord) -> list[list[dict[str, Any]]]:
 
 
 def summarise(record: BenchRecord) -> list[ClientSummary]:
-    """Return a summary of each client and combination of settings, the fastest first, probes before clients."""
-    stored_bytes = record.run["data"]["sample_bytes"] if _is_decoded(record) else None
+    """Return a summary of each client and combination of settings, the fastest first, and then the probes, each by itself."""
+    stored_bytes = record.run["data"]["sample_bytes"] if is_decoded(record) else None
     found = [_summary(turns, stored_bytes) for turns in grouped_turns(record)]
-    return sorted(found, key=lambda each: (not each.is_probe, -each.samples_per_s.median))
+    return sorted(found, key=lambda each: (each.is_probe, each.is_probe and each.name, -each.samples_per_s.median))
+
+
+def best_settings(found: Iterable[ClientSummary]) -> list[ClientSummary]:
+    """Return the clients without the probes, each with the settings of a sweep with which it is the fastest."""
+    best: dict[str, ClientSummary] = {}
+    for each in found:  # the fastest first
+        if not each.is_probe:
+            best.setdefault(each.name, each)
+    return list(best.values())
 
 
 def _summary(turns: list[dict[str, Any]], stored_bytes: float | None) -> ClientSummary:
@@ -172,7 +181,8 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _spread_text(spread: Spread, unit: float = 1.0) -> str:
+def spread_text(spread: Spread, unit: float = 1.0) -> str:
+    """Return median (minimum..maximum) in units of `unit`; only the median if all are equal."""
     median, low, high = (number_text(value / unit) for value in spread)
     return median if low == high else f"{median} ({low}..{high})"
 
@@ -185,8 +195,8 @@ def _busy_text(each: ClientSummary) -> str:
 
 _COLUMNS: tuple[tuple[str, Callable[[ClientSummary], str]], ...] = (
     ("client", lambda each: each.label),
-    ("samples/s", lambda each: "" if each.name == RAW.name else _spread_text(each.samples_per_s)),
-    ("MB/s", lambda each: "" if each.name == STEP_ALONE.name else _spread_text(each.bytes_per_s, 1e6)),
+    ("samples/s", lambda each: "" if each.name == RAW.name else spread_text(each.samples_per_s)),
+    ("MB/s", lambda each: "" if each.name == STEP_ALONE.name else spread_text(each.bytes_per_s, 1e6)),
     ("first batch s", lambda each: f"{each.first_batch_s.median:.2f}"),
     ("s/100 batches", lambda each: "" if each.name == RAW.name else number_text(each.window_s)),
     ("stalled", lambda each: "" if each.is_probe else f"{each.stall_ratio.median:.0%}"),
@@ -194,7 +204,7 @@ _COLUMNS: tuple[tuple[str, Callable[[ClientSummary], str]], ...] = (
     ("memory", lambda each: format_bytes(each.peak_bytes)),
     (
         "variance s\N{SUPERSCRIPT TWO}",
-        lambda each: "" if each.name == RAW.name else number_text(each.window_variance_s2),
+        lambda each: number_text(each.window_variance_s2) if each.window_variance_s2 else "",
     ),
     ("host cores", lambda each: "" if each.host_cores is None else f"{each.host_cores:.2f}"),
     ("GPU busy", _busy_text),
@@ -278,7 +288,9 @@ def verdict(record: BenchRecord) -> Verdict:
     cores = record.run["machine"]["cores"]
     evidence = f"{best.label} delivers {number_text(best.samples_per_s.median)} samples/s{evidence}"
     if best.host_cores is not None:
-        evidence += f" The machine's processors were {best.host_cores / cores:.0%} busy."
+        evidence += (
+            f" It used {best.cpu_cores.median:.2g} cores, and the whole machine {best.host_cores:.2g} of {cores}."
+        )
     if clients[0] is not best:
         fastest = clients[0]
         evidence += f" {fastest.label} was faster: {number_text(fastest.samples_per_s.median)} samples/s."
@@ -311,7 +323,7 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
             + (f"; the store allows {number_text(raw)}." if raw else "."),
             "Decode in more processes or on hosts with more cores, or store smaller pictures: penstock pack --resize.",
         )
-    if raw is None or (_is_decoded(record) and undecoded is None):
+    if raw is None or (is_decoded(record) and undecoded is None):
         return "unknown", ".", "Leave out --clients and let the run end, so that each part is measured alone, too."
     size = stored_bytes(record, best)
     taken, given = number_text(rate * size / 1e6), number_text(raw * size / 1e6)
@@ -331,5 +343,6 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
     return "reading", compared, advice
 
 
-def _is_decoded(record: BenchRecord) -> bool:
+def is_decoded(record: BenchRecord) -> bool:
+    """Return whether clients decoded pictures: where it was asked for, and the data has some."""
     return bool(record.run["settings"]["decode"] and record.run["data"]["is_picture"])

@@ -114,8 +114,9 @@ def report(
     from penstock.bench.page import PAGE, write_page
     from penstock.bench.record import BenchRecord
 
-    records = [BenchRecord.load(folder) for folder in folders]
-    place = Path(output) if output else Path(folders[0]) / PAGE if len(folders) == 1 else Path(PAGE)
+    paths = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
+    place = Path(output) if output else paths[0] / PAGE if len(paths) == 1 else Path(PAGE)
+    records = [BenchRecord.load(path) for path in paths]
     write_page(records, place)
     print_result(str(place))
 

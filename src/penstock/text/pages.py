@@ -61,7 +61,7 @@ def svg(draw: Callable[[Figure], object], *, label: str, height: float = 4.0, wi
 
     Args:
         draw: Draws on an empty figure.
-        label: A text for readers who do not see the plot.
+        label: Words that say what the plot shows, for those who do not see it.
         height: Height of the figure in inches at 72 pixels.
         width: Width in inches.
     """

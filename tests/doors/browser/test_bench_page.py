@@ -36,19 +36,38 @@ FILLS = """
 OUTSIDE = """
 [...document.querySelectorAll("svg")].flatMap((plot) => [...plot.querySelectorAll("text")].filter((text) => {
   const [inner, outer] = [text.getBoundingClientRect(), plot.getBoundingClientRect()];
-  return inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1;
+  return inner.left < outer.left - 1 || inner.right > outer.right + 1
+    || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1;
 }).map((text) => text.textContent))
+"""
+
+OVERLAPPING = """
+[...document.querySelectorAll("svg")].flatMap((plot) => {
+  const texts = [...plot.querySelectorAll("text")].filter((text) => !text.closest("[transform*=rotate]"));
+  const boxes = texts.map((text) => text.getBoundingClientRect());
+  return texts.flatMap((text, i) => texts.slice(i + 1).filter((_, k) => {
+    const [a, b] = [boxes[i], boxes[i + 1 + k]];
+    const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && height > 2;
+  }).map((other) => text.textContent + " | " + other.textContent));
+})
 """
 
 
 def record(folder: Path, factor: float) -> BenchRecord:
+    more = {name: {"is_ours": name.startswith("penstock"), "stall_ratio": 0.4} for name in RATES}
     turns = [
-        {**turn(name, factor * rate * workers**0.5 * (1 - 0.1 * number), number=number, **more), "settings": {"workers": workers}}
+        turn(
+            name,
+            factor * rate * workers**0.5 * (1 - 0.1 * number),
+            number=number,
+            settings={"workers": workers},
+            **more[name],
+        )
         for number in range(2)
         for workers in (1, 2, 4)
         for name, rate in RATES.items()
-        for more in [{"is_ours": name.startswith("penstock"), "stall_ratio": 0.4}]
-    ]  # fmt: skip
+    ]
     return made_record(
         folder, *turns, settings={"decode": True, "step": "gpu", "sweep": {"workers": [1, 2, 4]}}, image=HOSTILE,
         not_run={"Ray Data": f"failed: {HOSTILE}", "datasets": "not installed: datasets, s3fs"},
@@ -76,6 +95,7 @@ def test_both_colour_schemes(runs_count: int, scheme: str, tmp_path: Path) -> No
                 assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
                 assert await browser.evaluate(OVERFLOWING) == []
                 assert await browser.evaluate(OUTSIDE) == []
+                assert await browser.evaluate(OVERLAPPING) == []
             await check(browser)
 
     async def check(browser: Chromium) -> None:

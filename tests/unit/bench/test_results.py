@@ -119,7 +119,7 @@ def test_decoding_is_the_limit(tmp_path: Path) -> None:
     found = of(tmp_path, turn(UNDECODED.name, 400), raw(5), decoded, settings={"decode": True})
     assert found.limit == "decoding"
     assert "400 if it does not decode; the store allows 5,000." in found.evidence
-    assert "processors were 95% busy" in found.evidence
+    assert "the whole machine 1.9 of 2." in found.evidence
 
 
 def test_the_store_limits_a_decoding_loop(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""``penstock bench run`` on a real server: the record, the page, a run that is stopped and goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loading import shard
+from penstock.bench.page import PAGE
+from penstock.bench.record import FILE, BenchRecord
+from penstock.cli.app import run
+from servers.gateway import wait_until
+
+pytestmark = pytest.mark.server
+
+PREFIX = "<script>alert(1)<b>"
+SAMPLES_COUNT = 400
+
+
+@pytest.fixture
+def url(user: Any, bucket: str, s3_client: Any) -> str:
+    """Two shards of small samples, whose keys are hostile to a page."""
+    for name in ("a", "b"):
+        samples = [
+            {"__key__": f"{name}{number:04d}", "bin": bytes(2000), "cls": str(number)}
+            for number in range(SAMPLES_COUNT)
+        ]
+        s3_client.put_object(Bucket=bucket, Key=f"{PREFIX}/{name}.tar", Body=shard(samples))
+    return f"s3://{bucket}/{PREFIX}/"
+
+
+def test_a_run_and_its_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table, the limit and the page are there; the same command adds nothing, and one with another batch is refused."""
+    command = ["bench", "run", url, "--seconds", "4", "--out", str(tmp_path), "--batch", "50", "--clients", "penstock"]
+    assert run(command) == 0
+    out, err = capsys.readouterr()
+    assert "raw reading" in out
+    assert "is the limit" in out
+    assert f"the page: {tmp_path / PAGE}" in err
+    page = (tmp_path / PAGE).read_text()
+    assert "&lt;script&gt;alert(1)&lt;b&gt;" in page
+    assert "<script" not in page
+    record = BenchRecord.load(tmp_path)
+    assert {(turn["name"], turn["round"]) for turn in record.turns} >= {
+        ("penstock", 0),
+        ("penstock", 1),
+        ("raw reading", 1),
+    }
+    assert record.run["data"]["sample_bytes"] == 2000
+    assert record.run["data"]["stored_bytes"] == 512 + 2048 + 512 + 512
+    assert run(command) == 0
+    assert len(BenchRecord.load(tmp_path).turns) == len(record.turns)
+    capsys.readouterr()
+    assert run([*command, "--batch", "20"]) == 2
+    assert "holds a run with another batch" in capsys.readouterr().err
+    (tmp_path / PAGE).unlink()
+    assert run(["bench", "report", str(tmp_path), f"{tmp_path}/"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / PAGE}\n"
+
+
+def test_a_run_that_is_stopped(url: str, tmp_path: Path) -> None:
+    """Ctrl-C leaves a page of what was measured, and the same command goes on there."""
+    command = [sys.executable, "-m", "penstock", "bench", "run", url, "--seconds", "20", "--out", str(tmp_path)]
+    command += ["--batch", "1", "--step", "python", "--clients", "penstock"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def has_turn() -> bool:
+        path = tmp_path / FILE
+        return path.exists() and any(json.loads(line)["kind"] == "turn" for line in path.read_text().splitlines())
+
+    wait_until(has_turn)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on" in err
+    assert "raw reading" in out
+    assert "stopped before the end" in (tmp_path / PAGE).read_text()
+    assert not BenchRecord.load(tmp_path).is_complete
+
+
+def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without a record is wrong usage."""
+    assert run(["bench", "report", str(tmp_path)]) == 2
+    assert "has no record.jsonl" in capsys.readouterr().err
