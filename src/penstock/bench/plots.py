@@ -127,9 +127,9 @@ def _sweeps(found: Sequence[ClientSummary]) -> Iterator[Plot]:
     clients = [each for each in found if not each.is_probe]
     for name in clients[0].settings:
         values = sorted({each.settings[name] for each in clients}, key=lambda value: (isinstance(value, str), value))
-        lines: dict[str, dict[int, float]] = {}
+        lines: dict[str, dict[int, float]] = {each.name: {} for each in clients}
         for each in reversed(clients):  # the fastest last
-            lines.setdefault(each.name, {})[values.index(each.settings[name])] = each.samples_per_s.median
+            lines[each.name][values.index(each.settings[name])] = each.samples_per_s.median
         if len(values) > 1:
             caption = f"Median samples per second by {name}; of other settings that were swept, the best value counts."
             yield _lines(f"By {name}", caption, lines, name, "samples/s", [str(value) for value in values])
@@ -137,7 +137,7 @@ def _sweeps(found: Sequence[ClientSummary]) -> Iterator[Plot]:
 
 def _windows(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Plot]:
     lines = {
-        f"{label}, round {turn['round'] + 1}": dict(enumerate(windows_s(turn)))
+        f"{label}, round {turn['round'] + 1}": dict(enumerate(windows_s(turn), start=2))
         for label, group in turns.items()
         for turn in group
         if len(windows_s(turn)) > 1

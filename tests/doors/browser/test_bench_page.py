@@ -43,7 +43,7 @@ OUTSIDE = """
 
 OVERLAPPING = """
 [...document.querySelectorAll("svg")].flatMap((plot) => {
-  const texts = [...plot.querySelectorAll("text")].filter((text) => !text.closest("[transform*=rotate]"));
+  const texts = [...plot.querySelectorAll("text")].filter((text) => !text.closest("[transform*='rotate(-90']"));
   const boxes = texts.map((text) => text.getBoundingClientRect());
   return texts.flatMap((text, i) => texts.slice(i + 1).filter((_, k) => {
     const [a, b] = [boxes[i], boxes[i + 1 + k]];
