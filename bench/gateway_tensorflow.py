@@ -1,7 +1,7 @@
 """How fast does TensorFlow read tars of CIFAR-like PNGs through the gateway, and how fast without it?
 
 The tars lie in a bucket: PNGs of 32x32 pixels and labels stored as the text ``[6]``, in shards of 8 MB and of 192 MB.
-TensorFlow reads them four ways in turns. "direct" is what people write: ``tarfile`` and Pillow in a Python generator. "cold"
+TensorFlow reads them four ways in turns. "direct" is what people write: ``tarfile`` and Pillow in a py_function. "cold"
 reads TFRecords with decoded pixels that the gateway makes of tars which it has not seen, "warm" reads the same once more, and
 "stored" reads TFRecords from the bucket that the same transform wrote; these three share ``penstock.tensorflow.dataset`` and
 ``tf.io.parse_example``, and read the shards in the order in which they are named, without an index. Every sample of all four
@@ -35,6 +35,7 @@ from penstock.bench.turns import Row, Run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+RECORDS = {"image": "image", "label": "label"}
 MAPPING = "image=png:pixels,label=cls:int"
 PROCESSES = max(1, (os.cpu_count() or 1) - 1)
 SHARDS = {"8 MB": (16, 8_000_000), "192 MB": (2, 192_000_000)}
@@ -114,8 +115,11 @@ def article(options: Any, about: str, pool: ProcessPoolExecutor) -> None:
                 return {"url": url, "keys": keys_in(root, "stored/" if client.name == "stored" else now[0])}
 
             alone = Function("decoding alone", decoding, pool, images, len(samples) // 2)
-            ways = {"direct": "direct", "cold": "records", "warm": "records", "stored": "records"}
-            clients = [TensorFlowReader(name, "gateway", way=way) for name, way in ways.items()]
+            pixels = {"image": "png", "pixels": True}
+            clients = [TensorFlowReader("direct", "tensorflow", same=pixels, way="naive")]
+            clients += [
+                TensorFlowReader(name, "tensorflow", same=RECORDS, way="records") for name in ("cold", "warm", "stored")
+            ]
             with Run(f"gateway: TensorFlow, tars of {about}", origin, [*clients, alone], METRICS, turns) as run:
 
                 def measure(client: Any) -> dict[str, Any]:
@@ -147,7 +151,7 @@ def large(options: Any) -> None:
         written.write_tars(folder / "turn00", [-(-size_bytes // len(image))], "jpg", label_text=b"[%d]")
         flags = ["--transform", "tar2tfrecord(image=jpg,label=cls:int)"]
         with Origin(root) as origin, gateway(origin.url, *flags) as served:
-            client = TensorFlowReader("cold, all bytes compared", "gateway", way="records")
+            client = TensorFlowReader("cold, all bytes compared", "tensorflow", same=RECORDS, way="records")
 
             def measure(client: Any) -> dict[str, Any]:
                 with PeakPss(served.pid) as peak:

@@ -30,9 +30,9 @@ def clients() -> list[Any]:
         Loads("webdataset 8", "webdataset", workers=8),
         Loads("webdataset 2", "webdataset", workers=2),
         Loads("webdataset 0", "webdataset", workers=0),
-        Loads("TensorFlow, local", "tensorflow"),
-        Loads("TensorFlow, S3", "tensorflow", via="boto3", readers=2),
-        Loads("TensorFlow, S3, 8 at once", "tensorflow", via="boto3", readers=8),
+        Loads("TensorFlow, local", "tensorflow", same=RECORDS),
+        Loads("TensorFlow, S3", "tensorflow", same=RECORDS, way="boto3", readers=2),
+        Loads("TensorFlow, S3, 8 at once", "tensorflow", same=RECORDS, way="boto3", readers=8),
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from clients import BUCKET
 from epochs import METRICS, STORE, Samples, bucket
 from gateway import gateway
-from gateway_tensorflow import TensorFlowReader
+from gateway_tensorflow import RECORDS, TensorFlowReader
 from harness import arguments
 
 from penstock.bench.origin.server import Origin
@@ -22,7 +22,7 @@ from penstock.bench.turns import Run
 
 IMAGE_BYTES = 100_000
 TOTAL_BYTES = 1_000_000_000
-WAYS = ("dataset", "gateway", "mount", "pipe", "local")
+WAYS = {"dataset": "records", "gateway": "records", "mount": "mount", "pipe": "pipe", "local": "local"}
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         content = random.Random(0)
         samples = Samples([content.randbytes(IMAGE_BYTES) for _ in range(100)], labels=list(range(count)))
         keys = samples.write_tfrecords(folder / "records", count)
-        clients = options.select([TensorFlowReader(way, "tensorflow_ways", way=way) for way in WAYS])
+        clients = options.select([TensorFlowReader(name, "tensorflow", same=RECORDS, way=way) for name, way in WAYS.items()])
         if not os.access("/dev/fuse", os.R_OK | os.W_OK):
             clients = [client for client in clients if client.name != "mount"]
         with Origin(root, **STORE) as origin, gateway(origin.url) as served:

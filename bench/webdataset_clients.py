@@ -21,11 +21,11 @@ CASES: dict[str, dict[str, Any]] = {"behind 30 ms": STORE, "without delay": {}}
 
 def clients() -> list[Any]:
     return [
-        Loads(OURS, "webdataset_s3", way="penstock", workers=WORKERS),
-        Loads("pipe:curl", "webdataset_s3", way="curl", workers=WORKERS),
-        Loads("pipe:aws s3 cp", "webdataset_s3", way="aws", workers=WORKERS),
-        Loads("connector", "webdataset_s3", way="connector", workers=WORKERS),
-        Loads("connector, buffered", "webdataset_s3", way="connector", workers=WORKERS, buffer_bytes=1 << 20),
+        Loads(OURS, "webdataset", way="penstock", workers=WORKERS),
+        Loads("pipe:curl", "webdataset", way="curl", workers=WORKERS),
+        Loads("pipe:aws s3 cp", "webdataset", way="aws", workers=WORKERS),
+        Loads("connector", "webdataset", way="connector", workers=WORKERS),
+        Loads("connector, buffered", "webdataset", way="connector", workers=WORKERS, buffer_bytes=1 << 20),
     ]
 
 

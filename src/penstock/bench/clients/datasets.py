@@ -7,7 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.clients import loop
+os.environ["HF_HUB_OFFLINE"] = "1"
+import fsspec
+import s3fs
+from datasets import load_dataset
+
+from penstock.bench.clients import dataloader, loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +60,6 @@ class Datasets(loop.Plain):
     packages = ("datasets", "s3fs")
 
     def __init__(self, *, url: str | None, bucket: str, workers: int = 0) -> None:
-        os.environ["HF_HUB_OFFLINE"] = "1"
         self.bucket, self.workers = bucket, workers
         self.storage = {"endpoint_url": url, "config_kwargs": {"s3": {"addressing_style": "path" if url else "auto"}}}
 
@@ -63,8 +67,7 @@ class Datasets(loop.Plain):
         pack_parquet(source, target)
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
-        from datasets import load_dataset
-
+        register_s3()
         builder = "webdataset" if job.get("format") == "tar" else "parquet"
         files = [f"s3://{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
         dataset = load_dataset(builder, data_files={"train": files}, streaming=True, storage_options=self.storage)[
@@ -73,14 +76,22 @@ class Datasets(loop.Plain):
         if job.get("shuffle"):
             dataset = dataset.shuffle(buffer_size=job["shuffle"])
         if self.workers or job.get("decode") or builder == "webdataset":
-            from penstock.bench.clients import dataloader
-
             if builder == "webdataset":
                 dataset = dataset.decode(False).map(partial(bare, job["image"]))
             yield from dataloader.batches(dataset, job, self.workers)
             return
         for table in dataset.with_format("arrow").iter(batch_size=job["batch"]):
             yield loop.columns_of(table, job)
+
+
+def register_s3() -> None:
+    """The builder of tars opens them with an argument for HTTP, which s3fs does not know."""
+
+    class S3FileSystem(s3fs.S3FileSystem):
+        def __init__(self, *args: Any, block_size: int = 0, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    fsspec.register_implementation("s3", S3FileSystem, clobber=True)
 
 
 def bare(name: str, sample: dict[str, Any]) -> dict[str, Any]:

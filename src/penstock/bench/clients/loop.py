@@ -73,7 +73,7 @@ def tar_samples(folder: str) -> Iterator[tuple[bytes, int]]:
 def read_tar(
     file: Any, fields: Sequence[str | None], buffer_bytes: int = tarfile.RECORDSIZE
 ) -> Iterator[dict[str, bytes]]:
-    """The samples of a stream of tars by ``tarfile``, as dicts of `fields`: members in sequence whose names differ after a dot."""
+    """The samples of a stream of tars by ``tarfile``, as dicts of `fields`; their members have one name before the dot."""
     with tarfile.open(fileobj=file, mode="r|", bufsize=buffer_bytes, ignore_zeros=True) as archive:
         last, found = "", dict[str, bytes]()
         for member in archive:
@@ -274,7 +274,7 @@ def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commands(end: Callable[[], object]) -> Iterator[str]:
-    """The lines of standard input. Where they end while a command runs, `end` has to end what it started: mounts stay otherwise."""
+    """The lines of standard input. Where they end while a command runs, `end` has to end mounts, which would stay."""
     lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:

