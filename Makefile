@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip $(INSTALL)
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-pythons test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-pythons test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse test-bench bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -124,7 +124,9 @@ FRAMEWORK_package := --group package
 FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := mosaicml-streaming
 FRAMEWORK_s3torchconnector := 's3torchconnector[dcp]==1.5.0' lightning
+FRAMEWORK_bench := 'webdataset==1.*' 's3torchconnector[dcp]==1.5.0' minio s3fs==2026.6.0 'datasets>=4,<5.1' tensorflow-cpu litdata mosaicml-streaming torchdata==0.9.0 'ray[data]' ministack
 FRAMEWORK_gateway := s3torchconnector awscli s3fs minio pandas ministack  # ministack wants one version of botocore, which the others then take
+UNWANTED_bench := torchvision
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
 .venvs/%/.ready: $(VENV)/.ready
@@ -216,6 +218,9 @@ test-fuse: $(VENV)/.ready .venvs/fuse/.ready  ## The mount and the channels on t
 	[ "$$(id -u)" != 0 ] || chmod 666 /dev/fuse
 	$(BIN)/python -m pytest tests/integration/mount tests/integration/channels -q -n 2 -m heavy
 	.venvs/fuse/bin/python -m pytest tests/doors/fuse -q -n 2
+
+test-bench: .venvs/bench/.ready  ## The clients of penstock bench, each library on each format that it reads, in an environment of all libraries
+	.venvs/bench/bin/python -m pytest tests/integration/test_bench_clients.py -q
 
 docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its links checked
 	rm -rf site

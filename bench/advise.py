@@ -22,9 +22,9 @@ from typing import Any
 from clients import BUCKET
 from epochs import Samples, bucket, photographs
 from harness import Row, arguments, print_report, surroundings
-from penstock.bench.origin import Origin
 
 import penstock as ps
+from penstock.bench.origin import Origin
 
 NEAR, TARGET = 0.85, 0.95
 URL = f"s3://{BUCKET}"

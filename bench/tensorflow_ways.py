@@ -32,7 +32,9 @@ def main() -> None:
         content = random.Random(0)
         samples = Samples([content.randbytes(IMAGE_BYTES) for _ in range(100)], labels=list(range(count)))
         keys = samples.write_tfrecords(folder / "records", count)
-        clients = options.select([TensorFlowReader(name, "tensorflow", same=RECORDS, way=way) for name, way in WAYS.items()])
+        clients = options.select(
+            [TensorFlowReader(name, "tensorflow", same=RECORDS, way=way) for name, way in WAYS.items()]
+        )
         if not os.access("/dev/fuse", os.R_OK | os.W_OK):
             clients = [client for client in clients if client.name != "mount"]
         with Origin(root, **STORE) as origin, gateway(origin.url) as served:

@@ -111,6 +111,8 @@ class ClientProcess:
             self._process.wait(END_S_MAX)
         self._kill()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         GUARD.release(self.pid)
         self._process.stdout.close()
         self._errors.close()
