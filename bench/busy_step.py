@@ -23,11 +23,12 @@ import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
+from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts
 from harness import arguments
 
 from penstock.bench.clients.windows import STEP_S
 from penstock.bench.origin.server import Origin
+from penstock.bench.samples import photographs
 from penstock.bench.turns import Row, print_report, surroundings
 
 OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")

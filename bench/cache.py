@@ -32,6 +32,7 @@ from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
 from penstock.bench.origin.server import Origin, ends_with_us
 from penstock.bench.process import BenchError
+from penstock.bench.samples import photographs
 from penstock.bench.turns import Row, print_report, surroundings
 
 MIB = 1 << 20
@@ -369,7 +370,7 @@ def main() -> None:
         print(json.dumps(work(json.loads(sys.argv[2]))))
         return
     options = arguments(__doc__ or "", at={"help": "a folder on the disk to be measured; default: the temporary one"})
-    count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (16, 64 * MIB, 4096)
+    count, size_bytes, pictures = (4, 16 * MIB, 1024) if options.quick else (16, 64 * MIB, 4096)
     shared_bytes = (8 if options.quick else 32) * MIB  # of 16, so that the cost of fresh memory is paid once by either
     with (
         objects({"big": (count, size_bytes), "shared": (16, shared_bytes)}) as root,
@@ -378,9 +379,9 @@ def main() -> None:
         folder = Path(name)
         (root / "scratch").mkdir()
         shutil.copytree(root / BUCKET / "big", folder / "files")
-        samples = epochs.Samples(epochs.photographs(40 if options.quick else epochs.PICTURES))
+        samples = epochs.Samples(photographs(40 if options.quick else 200))
         each = max(1, (16 if options.quick else 64) * MIB // samples.image_bytes)
-        counts = [min(each, photographs - begun) for begun in range(0, photographs, each)]
+        counts = [min(each, pictures - begun) for begun in range(0, pictures, each)]
         samples.write_tars(root / BUCKET / "tar", counts, "jpg")
         if not options.only:
             bench = Bench(folder)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import random
 import statistics
 import sys
-import tarfile
 import threading
 import time
 import zlib
@@ -22,6 +20,7 @@ from harness import memory_folder
 from penstock.bench.clients.loop import MASK, tree_pss_bytes
 from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError, client_command
+from penstock.bench.samples import write_tar, write_tfrecord
 from penstock.bench.turns import Run
 
 STORE = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
@@ -29,7 +28,6 @@ STORE = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
 
 BATCH = 128
 ANSWER_S_MAX = 150.0
-PICTURES = 200
 MEAN_ERROR_MAX = 3.0  # most grey levels between the means of a picture from two decoders
 METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
     "samples/s": lambda answer: answer["samples"] / answer["seconds"],
@@ -41,44 +39,6 @@ METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 # ── samples ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def photographs(count: int = PICTURES, side: tuple[int, int] = (375, 500)) -> list[bytes]:
-    """Make JPEGs of about 115 KB from gradients, coarse shapes and the grain that makes photographs large."""
-    import numpy as np
-    from PIL import Image
-
-    rng, found = np.random.default_rng(0), []
-    height, width = side
-    y, x = np.mgrid[0:height, 0:width].astype("f4")
-    for _ in range(count):
-        turn, tint = rng.uniform(0, 6.28), rng.uniform(40, 215, 3)
-        ramp = (np.cos(turn) * x / width + np.sin(turn) * y / height)[..., None] * rng.uniform(-90, 90, 3)
-        coarse = Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8)).resize(
-            (width, height), Image.Resampling.BICUBIC
-        )
-        fine = Image.fromarray(rng.integers(0, 255, (height // 3, width // 3, 3), np.uint8)).resize((width, height))
-        pixels = tint + ramp + 0.35 * (np.asarray(coarse, "f4") - 128) + 0.2 * (np.asarray(fine, "f4") - 128)
-        pixels += rng.normal(0, 12, (height, width, 1))
-        file = io.BytesIO()
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=93)
-        found.append(file.getvalue())
-    return found
-
-
-def thumbnails(count: int = 2000) -> list[bytes]:
-    """Make 32 x 32 PNGs of about 3 KB, like those of CIFAR."""
-    import numpy as np
-    from PIL import Image
-
-    rng, found = np.random.default_rng(0), []
-    for _ in range(count):
-        coarse = Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).resize((32, 32), Image.Resampling.BICUBIC)
-        pixels = np.asarray(coarse, "f4") + rng.normal(0, 12, (32, 32, 3))
-        file = io.BytesIO()
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "PNG")
-        found.append(file.getvalue())
-    return found
 
 
 @dataclass
@@ -108,29 +68,22 @@ class Samples:
         folder.mkdir(parents=True)
         for number, count in enumerate(counts):
             path = folder / f"{number:06d}.tar"
-            with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
-                for _ in range(count):
-                    label = len(self.labels)
-                    for suffix, value in ((image, self.image(label)), ("cls", label_text % label)):
-                        member = tarfile.TarInfo(f"{label:08d}.{suffix}")
-                        member.size = len(value)
-                        archive.addfile(member, io.BytesIO(value))
-                    self.labels.append(label)
+            labels = range(len(self.labels), len(self.labels) + count)
+            with path.open("wb") as file:
+                fields = (({image: self.image(label), "cls": label_text % label}) for label in labels)
+                write_tar(file, zip((f"{label:08d}" for label in labels), fields, strict=True))
+            self.labels += labels
             self.keys.append(f"{folder.name}/{path.name}")
 
     def write_tfrecords(self, folder: Path, count_each: int) -> list[str]:
         """Write the same samples as ``tf.train.Example`` with an image and a label."""
-        from penstock.formats import TFRecordWriter
-
         folder.mkdir(parents=True)
         keys = []
         for start in range(0, len(self.labels), count_each):
             path = folder / f"{start:08d}.tfrecord"
             with path.open("wb") as file:
-                writer = TFRecordWriter(file.write)
-                for label in self.labels[start : start + count_each]:
-                    writer.add({"image": self.image(label), "label": label})
-                writer.finish()
+                labels = self.labels[start : start + count_each]
+                write_tfrecord(file, ({"image": self.image(label), "label": label} for label in labels))
             keys.append(f"{folder.name}/{path.name}")
         return keys
 

@@ -20,10 +20,11 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epochs import BATCH, METRICS, STORE, Fresh, Samples, bucket, build_index, pack, photographs, thumbnails
+from epochs import BATCH, METRICS, STORE, Fresh, Samples, bucket, build_index, pack
 from harness import arguments
 
 from penstock.bench.origin.server import Origin
+from penstock.bench.samples import photographs, thumbnails
 from penstock.bench.turns import Row, Run
 
 ROUND_TRIP_S = 0.03

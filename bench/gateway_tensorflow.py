@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clients import BUCKET, HERE, Function
-from epochs import Loads, PeakPss, Samples, bucket, keys_in, thumbnails
+from epochs import Loads, PeakPss, Samples, bucket, keys_in
 from gateway import gateway
 from gateway_transforms import cv2_pixels, decoded
 from harness import arguments
 
 from penstock.bench.clients.loop import tree_cpu_s
 from penstock.bench.origin.server import Origin
+from penstock.bench.samples import thumbnails
 from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:

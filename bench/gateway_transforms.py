@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from clients import Function
 from crc32c import crc32c
-from epochs import thumbnails
 from harness import arguments
 
 from penstock.bench.process import BenchError
+from penstock.bench.samples import thumbnails
 from penstock.bench.turns import Row, Run
 
 if TYPE_CHECKING:

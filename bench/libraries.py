@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochs import Loads, Samples, bucket, compare, keys_in, lowest, mixed_counts, pack, photographs
+from epochs import Loads, Samples, bucket, compare, keys_in, lowest, mixed_counts, pack
 from harness import arguments
 
+from penstock.bench.samples import photographs
 from penstock.bench.turns import Row
 
 PEERS = {

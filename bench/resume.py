@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochs import BATCH, METRICS, STORE, Fresh, Loads, Samples, bucket, build_index, mixed_counts, photographs
+from epochs import BATCH, METRICS, STORE, Fresh, Loads, Samples, bucket, build_index, mixed_counts
 from harness import arguments
 
 from penstock.bench.origin.server import Origin
+from penstock.bench.samples import photographs
 from penstock.bench.turns import Row, Run
 
 MODES = ("stream", "require")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochs import Loads, Samples, bucket, compare, mixed_counts, photographs
+from epochs import Loads, Samples, bucket, compare, mixed_counts
 from harness import arguments
 
+from penstock.bench.samples import photographs
 from penstock.bench.turns import Row
 
 RAW, ALONE = "penstock raw", "decoding alone"

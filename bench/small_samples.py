@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochs import Loads, Samples, bucket, compare, thumbnails
+from epochs import Loads, Samples, bucket, compare
 from harness import arguments
 
+from penstock.bench.samples import thumbnails
 from penstock.bench.turns import Row
 
 TIMES = 2

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from clients import HERE, Client, Function
-from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, keys_in, mixed_counts, photographs, thumbnails
+from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, keys_in, mixed_counts
 from harness import arguments, keys_of, objects, verified
 from import_time import started
 
 from penstock.bench.origin.server import Origin
+from penstock.bench.samples import photographs, thumbnails
 from penstock.bench.turns import Row, Run
 
 ROOT = HERE.parent

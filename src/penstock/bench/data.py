@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from contextlib import suppress
@@ -54,7 +55,7 @@ class DataFacts:
         format: ``objects`` if each object is a sample, otherwise the format of the shards, e.g. ``tar``.
         image: Name of the field with the most bytes.
         label: Name of the field that looks like the label; None if there is none.
-            label_kind: TensorFlow's name for the type of the label: ``int64``, ``float32`` or ``string``.
+        label_kind: TensorFlow's name for the type of the label: ``int64``, ``float32`` or ``string``.
             is_picture: Whether `image` holds pictures that can be decoded.
         sample_bytes: Mean bytes of `image` in the first samples.
         stored_bytes: Mean bytes that these samples take with all their fields, in a tar with headers and padding.
@@ -137,7 +138,7 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         endpoint_url=core.endpoint.endpoint_url,
         region=core.endpoint.region,
         bucket=core.endpoint.bucket,
-        prefix=keys[0].rpartition("/")[0],
+        prefix=os.path.commonprefix(keys).rpartition("/")[0],  # noqa: RUF071 - a key is no path: it may have "//"
         keys=tuple(keys[:KEYS_MAX]),
         objects_count=len(keys),
         total_bytes=sum(shard.size_bytes or 0 for shard in found),

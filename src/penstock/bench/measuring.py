@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
+
+from penstock.errors import ConfigError
 
 INTERVAL_S = 0.25
 
@@ -74,6 +78,33 @@ class Monitor:
     def peak_pss_bytes(self) -> int:
         """Largest memory of the tree in bytes; 0 before the first sample."""
         return max((row[3] for row in self.series), default=0)
+
+
+class RequestLog:
+    """Counts the answers that ``penstock bench origin --log`` writes to a file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: There is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        if not self._path.exists():
+            raise ConfigError(f"{path} does not exist", hint="the file of penstock bench origin --log")
+        self._at = self._path.stat().st_size
+
+    def counted(self) -> dict[str, Any]:
+        """Return "requests", numbers by kind, and "fetched_bytes" since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            complete = file.read().rpartition(b"\n")
+        self._at += len(complete[0]) + len(complete[1])
+        answers = [line.decode().split() for line in complete[0].splitlines()]
+        kinds = Counter(method if status < "400" else f"{method} {status}" for method, status, _ in answers)
+        return {"requests": dict(kinds), "fetched_bytes": sum(int(size) for _, _, size in answers)}
 
 
 def _host_cpu_s() -> float:

@@ -40,7 +40,12 @@ def write_page(records: Sequence[BenchRecord], path: Path) -> None:
 def again(record: BenchRecord) -> str:
     """Return the command that makes a run again."""
     run, settings = record.run, record.run["settings"]
-    words = ["penstock", "bench", "run", *(("--scenario", run["scenario"]) if run.get("scenario") else (run["url"],))]
+    words = ["penstock", "bench", "run"]
+    if run.get("scenario"):  # which has its own settings
+        where = [run["scenario_url"]] if run["scenario_url"] else []
+        words += ["--scenario", run["scenario"], *where, "--scale", f"{run['scale']:g}"]
+        return shlex.join([*words, "--seconds", f"{settings['seconds']:g}"])
+    words.append(run["url"])
     if run["data"]["endpoint_url"]:
         words += ["--endpoint-url", run["data"]["endpoint_url"]]
     words += ["--clients", ",".join(settings["clients"])] * bool(settings["clients"])

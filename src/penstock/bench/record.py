@@ -2,8 +2,8 @@
 
 A run that is stopped keeps what it measured, and goes on where it stopped. The lines by their "kind":
 
-* ``run``: the first one; "url", "scenario", "settings", "data" (see ``DataFacts``), and "commit", "machine", "python" as of
-  ``surroundings``, "started" (Unix time).
+* ``run``: the first one; "url", "scenario", "part" (its title), "settings", "data" (see ``DataFacts``), and "commit",
+  "machine", "python" as of ``surroundings``, "started" (Unix time).
 * ``not run``: "name" and "reason" of a client that cannot read this data here, or that failed.
 * ``turn``: "name", "round", "settings" (of a sweep), "versions", what ``run_epoch`` answered, "pss_bytes", and "monitor" as
   ``Monitor.series`` has it; where they are known, "requests" (numbers by kind) and "fetched_bytes". The name ``raw reading`` is
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
+from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +82,15 @@ class BenchRecord:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         self._take(line)
+
+    @property
+    def title(self) -> str:
+        """What was measured, and the latency of its store, as the title of a table."""
+        data, part = self.run["data"], self.run.get("part")
+        latency = f"first byte after {data['first_byte_s'] * 1e3:.1f} ms"
+        some = f", of which clients read the first {data['keys']:,}" if data["keys"] < data["objects_count"] else ""
+        counted = f"{data['objects_count']:,} objects{some}, {format_bytes(data['total_bytes'])}, {latency}"
+        return f"{part}: {self.run['url']}  ({counted})" if part else f"{self.run['url']}  ({counted})"
 
     def _take(self, line: Mapping[str, Any]) -> None:
         kind = line.get("kind")

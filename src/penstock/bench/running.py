@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.clients import ENTRIES, RAW, STEP_ALONE, UNDECODED, Entry
-from penstock.bench.measuring import Monitor
+from penstock.bench.measuring import Monitor, RequestLog
 from penstock.bench.process import BenchError, ClientProcess, client_command, client_environment
 from penstock.bench.turns import surroundings
 from penstock.errors import ConfigError
@@ -26,6 +26,11 @@ TURN_S_MIN = 1.0
 ANSWER_S_MAX = 120.0
 STARTING_RATIO = 0.35
 """Share of the time that is left for starting clients, by which turns are shorter."""
+
+SWEPT = ("workers", "batch", "shuffle", "processes", "prefetch", "cache")
+"""Settings that a sweep can change in a run. Sizes of shards are runs of their own."""
+_LOADER = {"processes": "processes", "prefetch": "prefetch_batches", "cache": "cache"}
+"""Settings that only ``Loader`` has, and what it calls them."""
 
 Progress = Callable[[str, int, int], object]
 """Is told what runs now, the number of turns that are done, and that of all turns."""
@@ -43,6 +48,10 @@ class BenchOptions:
         seconds: Time for everything, in seconds.
         sweep: Values of settings, by name; each client runs with each combination.
         shuffle: Samples of the shuffle window; 0: none.
+        batches_max: Batches after which a turn ends; None: only by its time.
+        epochs: Epochs of a turn, one after another.
+        pipeline: The user's pipeline as ``module:name``, which ways of penstock read instead of the fields of the data.
+        origin_log: File in which ``penstock bench origin --log`` writes its answers, from which requests are counted.
         python: Interpreters of single modules of clients, whose environments are apart; others run in this one.
     """
 
@@ -53,16 +62,38 @@ class BenchOptions:
     seconds: float = 120.0
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     shuffle: int = 0
+    batches_max: int | None = None
+    epochs: int = 1
+    pipeline: str | None = None
+    origin_log: str | None = None
     python: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.sweep:
+            if name not in SWEPT:
+                near = get_close_matches(name, SWEPT, 1)
+                raise ConfigError(
+                    f"a sweep of {name!r} is not known", hint=f"did you mean {near[0]!r}?" if near else ", ".join(SWEPT)
+                )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of all clients, for a record."""
+        return {
+            "batch": self.batch, "decode": self.decode, "step": self.step, "shuffle": self.shuffle,
+            "batches_max": self.batches_max, "epochs": self.epochs, "pipeline": self.pipeline,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
+    """A client that reads once, with one combination of the values of a sweep, in the round `number`."""
+
     entry: Entry
     settings: dict[str, Any]
     number: int
 
     def is_done(self, record: BenchRecord) -> bool:
+        """Return whether the record has it, or why the client cannot run."""
         return self.entry.name in record.not_run or record.has_turn(self.entry.name, self.settings, self.number)
 
 
@@ -83,6 +114,33 @@ def selected(names: Sequence[str]) -> list[Entry]:
     return [entry for entry in ENTRIES if not wanted or entry.name.lower().startswith(wanted)]
 
 
+def option_of(entry: Entry, setting: str) -> str | None:
+    """Return which argument of a client's class a setting of a sweep is; None if it is none."""
+    if setting == "workers":
+        return entry.workers
+    return _LOADER.get(setting) if _is_loader(entry) else None
+
+
+def _is_loader(entry: Entry) -> bool:
+    return entry.module == "penstock" and entry.options.keys() <= {"processes"}
+
+
+def _applied(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a sweep that this client has."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in ("batch", "shuffle") or option_of(entry, name) is not None
+    }
+
+
+def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str | None:
+    if options.pipeline and not _is_loader(entry):
+        return "reads its own pipeline"
+    reason = entry.reason_not_run(data.format, decode=options.decode and data.is_picture)
+    return None if reason and entry.module in options.python and "installed" in reason else reason
+
+
 def run_benchmark(
     data: DataFacts, options: BenchOptions, record: BenchRecord, progress: Progress = lambda *_: None, **about: Any
 ) -> None:
@@ -93,10 +151,10 @@ def run_benchmark(
     Raises:
         ConfigError: The record is of another URL, batch, decoding, step or shuffle window, or no client has such a name.
     """
-    settings = {"batch": options.batch, "decode": options.decode, "step": options.step, "shuffle": options.shuffle}
+    settings = options.settings()
     if record.run:
         before, now = {**record.run["settings"], "url": record.run["data"]["url"]}, {**settings, "url": data.url}
-        if other := [name for name, value in now.items() if before[name] != value]:
+        if other := [name for name, value in now.items() if before.get(name) != value]:
             raise ConfigError(f"{record.path} holds a run with another {' and '.join(other)}", hint="another --out")
     else:
         settings |= {"clients": list(options.clients), "seconds": options.seconds, "sweep": dict(options.sweep)}
@@ -104,27 +162,15 @@ def run_benchmark(
     entries = [RAW]
     if options.step != "none":
         entries.append(STEP_ALONE)
-    if options.decode and data.is_picture:
+    if options.decode and data.is_picture and not options.pipeline:
         entries.append(UNDECODED)
     for entry in selected(options.clients):
-        decode = options.decode and data.is_picture
-        module_python = options.python.get(entry.module)
-        if (reason := entry.reason_not_run(data.format, decode=decode)) and not (
-            module_python and "installed" in reason
-        ):
+        if reason := _reason_not_run(entry, data, options):
             if entry.name not in record.not_run:
                 record.add("not run", name=entry.name, reason=reason)
         else:
             entries.append(entry)
-    combinations = [
-        dict(zip(options.sweep, values, strict=True)) for values in itertools.product(*options.sweep.values())
-    ]
-    turns = [
-        _Turn(entry, settings, number)
-        for number in range(ROUNDS)
-        for settings in combinations
-        for entry in _rotated(entries, number)
-    ]
+    turns = turns_of(entries, options)
     seconds = max(TURN_S_MIN, options.seconds * (1 - STARTING_RATIO) / max(1, len(turns)))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch, ExitStack() as stack:
         runner = _Runner(data, options, record, stack, scratch, seconds)
@@ -133,6 +179,21 @@ def run_benchmark(
             if not turn.is_done(record):
                 runner.run(turn)
     record.add("end", ended=time.time())
+
+
+def turns_of(entries: list[Entry], options: BenchOptions) -> list[Turn]:
+    """Return the turns in their order. A client without a setting of the sweep has one turn for all its values."""
+    combinations = [
+        dict(zip(options.sweep, values, strict=True)) for values in itertools.product(*options.sweep.values())
+    ]
+    found: list[Turn] = []
+    for number in range(ROUNDS):
+        for settings in combinations:
+            for entry in _rotated(entries, number):
+                turn = Turn(entry, _applied(entry, settings), number)
+                if turn not in found:
+                    found.append(turn)
+    return found
 
 
 def _rotated(entries: list[Entry], number: int) -> list[Entry]:
@@ -157,32 +218,38 @@ class _Runner:
             "keys": list(data.keys), "prefix": data.prefix, "batch": options.batch, "image": data.image,
             "label": data.label, "label_kind": data.label_kind, "format": data.format, "objects": data.format == "objects",
             "decode": options.decode and data.is_picture, "shuffle": options.shuffle, "scratch": scratch,
-            "seconds_max": seconds, "step": options.step,
+            "seconds_max": seconds, "step": options.step, "batches_max": options.batches_max, "epochs": options.epochs,
+            "pipeline": options.pipeline,
         }  # fmt: skip
+        self._log = RequestLog(options.origin_log) if options.origin_log else None
         self._processes: dict[str, ClientProcess] = {}
 
-    def run(self, turn: _Turn) -> None:
+    def run(self, turn: Turn) -> None:
         """Measure one turn and add it to the record, or the reason why it failed."""
         entry = turn.entry
         try:
             process, versions = self._started(entry, turn.settings)
+            if self._log:
+                self._log.counted()
             with Monitor(process.pid) as monitor:
                 answer = process.ask({"do": "epoch", "job": {**self._job, **entry.job, **turn.settings}})
         except BenchError as error:
             self._record.add("not run", name=entry.name, reason=f"failed: {str(error).splitlines()[0]}")
             return
+        if self._log:
+            answer |= self._log.counted()
         self._record.add(
             "turn", name=entry.name, round=turn.number, settings=turn.settings, is_ours=entry.is_ours, versions=versions,
             pss_bytes=monitor.peak_pss_bytes, monitor=monitor.series, **answer,
         )  # fmt: skip
 
     def _started(self, entry: Entry, settings: Mapping[str, Any]) -> tuple[ClientProcess, dict[str, str]]:
-        options = dict(entry.options)
-        if "workers" in settings and entry.workers is not None:
-            options[entry.workers] = settings["workers"]
+        own = {option_of(entry, name): value for name, value in settings.items()}
+        options = {**entry.options, **{name: value for name, value in own.items() if name is not None}}
         key = f"{entry.name} {sorted(options.items())}"
         python = self._options.python.get(entry.module)
-        command = client_command(entry.module, python) if python else client_command(entry.module)
+        module = "pipeline" if self._options.pipeline and entry.name != RAW.name else entry.module
+        command = client_command(module, python) if python else client_command(module)
         data = self._data
         if key not in self._processes:
             environment = client_environment(AWS_REGION=data.region, AWS_DEFAULT_REGION=data.region)

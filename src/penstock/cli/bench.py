@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from penstock.cli.options import AS_JSON, ConnectionGroup, argument, expand_groups, flag, option
-from penstock.cli.output import ProgressReport, print_message, print_result
+from penstock.cli.output import ProgressReport, print_message, print_record, print_result
 from penstock.errors import ConfigError
+from penstock.redaction import public_url
 from penstock.text.sizes import parse_bytes
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
+    from penstock.bench.parts import RunPart
     from penstock.bench.record import BenchRecord
+    from penstock.bench.running import BenchOptions
+    from penstock.bench.scenarios import Scenario
+
+SECONDS = 120.0
+TTFB_MS, RATE_BYTES_PER_S = 30.0, 90_000_000
+"""The store that serves a scenario from this machine, as the repository's benchmarks have it."""
 
 bench = typer.Typer(
     name="bench", help="Measure what each way to read a data set delivers, and what limits it.", no_args_is_help=True
@@ -35,61 +44,143 @@ class _BenchProgress(ProgressReport):
         self.update(description=name, completed=done, total=total)
 
 
+def _scenario_names() -> list[str]:
+    from penstock.bench.scenarios import scenario_names
+
+    return scenario_names()
+
+
+def _scenario(name: str) -> Scenario:
+    _check_extra()
+    from penstock.bench.scenarios import read_scenario
+
+    return read_scenario(name)
+
+
 @bench.command()
 @expand_groups
 def run(
-    url: str = argument("URL", "Shards or objects on S3: a prefix, a pattern, or one shard."),
+    url: str | None = argument("URL", "Shards or objects on S3: a prefix, a pattern, or one shard.", default=None),
     *,
+    scenario: str | None = option(
+        "NAME", "A published comparison, see bench scenarios; URL is where its data lies.", values=_scenario_names
+    ),
+    scale: float = option("SHARE", "Share of the scenario's data.", default=1.0),
     clients: str | None = option("A,B", "Beginnings of clients' names; default: all that are installed."),
     batch: int = option("N", "Samples of a batch.", default=128, min=1),
     decode: bool = flag("Decode pictures, to 224 x 224."),
     step: str = option(
         "NAME", "Training step: none, gpu (emulated), python (20 ms), vit, or module:function.", default="none"
     ),
-    sweep: list[str] = option("NAME=A,B", "Values of a setting, e.g. workers=1,2,4; may be repeated.", default=()),
-    seconds: float = option("SECONDS", "Time for everything.", default=120.0, min=1),
+    pipeline: str | None = option(
+        "MODULE:NAME", "Your pipeline, or a function that returns it, in place of raw fields."
+    ),
+    sweep: list[str] = option(
+        "NAME=A,B",
+        "Values of workers, batch, shuffle, processes, prefetch, cache or shard_bytes; may be repeated.",
+        default=(),
+    ),
+    scratch: str | None = option("URL", "Folder for copies with other sizes of shards, which are deleted afterwards."),
+    origin_log: str | None = option("FILE", "Log of penstock bench origin, in which requests are counted."),
+    seconds: float | None = option("SECONDS", "Time for everything; default: 120, or the scenario's.", min=1),
     out: str | None = option("DIR", "Folder of the record and the page; default: bench-DATE.", names=("--out", "-o")),
     as_json: bool = AS_JSON,
     connection: ConnectionGroup,
 ) -> None:
     """Read URL by each way of penstock and by each library that is installed, in turns, and say what limits them.
 
-    The record in --out keeps every measurement. If the command is stopped, the same command goes on where it stopped.
+    The record in --out keeps every measurement. If the command is stopped, the same command goes on where it stopped. A
+    scenario writes the data that is missing at URL. Without URL, its data is written to --out, and nginx serves it with 30 ms
+    to the first byte and 90 MB/s for each connection.
 
     For example:
 
         penstock bench run s3://bucket/train/
         penstock bench run s3://bucket/train/ --step gpu --decode
         penstock bench run s3://bucket/train/ --clients penstock,webdataset --sweep workers=1,2,4
+        penstock bench run --scenario best-practices s3://bucket/bench/ --scale 0.01
     """
     _check_extra()
-    from penstock.bench.data import look_at
     from penstock.bench.page import PAGE, write_page
-    from penstock.bench.record import FILE, BenchRecord
-    from penstock.bench.running import BenchOptions, run_benchmark
+    from penstock.bench.parts import RunPart, published_ratios, repacked
+    from penstock.bench.running import BenchOptions
+    from penstock.bench.turns import print_table
 
     folder = Path(out or time.strftime("bench-%Y%m%d-%H%M%S"))
+    swept = dict(_swept(text) for text in sweep)
+    sizes = [str(size) for size in swept.pop("shard_bytes", [])]
     options = BenchOptions(
-        clients=tuple(filter(None, (clients or "").split(","))), batch=batch, decode=decode, step=step, seconds=seconds,
-        sweep=dict(_swept(text) for text in sweep),
+        clients=_names(clients), batch=batch, decode=decode, step=step, seconds=seconds or SECONDS, sweep=swept,
+        pipeline=pipeline, origin_log=origin_log,
     )  # fmt: skip
-    is_continued = (folder / FILE).exists()
-    record = BenchRecord.load(folder, is_continued=True) if is_continued else BenchRecord(folder / FILE)
-    data = look_at(url, connection.options())
-    with _BenchProgress(as_json=as_json) as progress:
-        try:
-            run_benchmark(data, options, record, progress.show, url=data.url)
-        except KeyboardInterrupt:
-            progress.end_bar()
-            print_message(f"stopped; the same command with --out {folder} goes on")
-            if record.turns:
-                show(record, as_json=as_json)
-                write_page([record], folder / PAGE)
-                print_message(f"the page so far: {folder / PAGE}")
-            raise
-    show(record, as_json=as_json)
-    write_page([record], folder / PAGE)
+    found: Scenario | None = None
+    about = {"scenario": scenario, "scale": scale, "scenario_url": url} if scenario else {}
+    with ExitStack() as stack:
+        if scenario is not None:
+            if (batch, decode, step, pipeline, swept, sizes) != (128, False, "none", None, {}, []):
+                raise ConfigError(
+                    "a scenario has its own settings", hint="only --clients, --scale and --seconds change it"
+                )
+            found = _scenario(scenario).scaled(scale)
+            parts, connection = _prepared(stack, found, url, folder, connection, options, seconds)
+        elif url is None:
+            raise ConfigError("bench run needs a URL or --scenario", hint="penstock bench run s3://bucket/train/")
+        elif sizes:
+            parts = stack.enter_context(repacked(url, sizes, scratch, options, connection.options()))
+        else:
+            parts = [RunPart("", url, options)]
+        records = [part.record(folder) for part in parts]
+        for part, record in zip(parts, records, strict=True):
+            with _BenchProgress(as_json=as_json) as report:
+                try:
+                    part.run(record, connection.options(), report.show, **about)
+                except KeyboardInterrupt:
+                    report.end_bar()
+                    print_message(f"stopped; the same command with --out {folder} goes on")
+                    if record.turns:
+                        show(record, as_json=as_json)
+                        write_page([each for each in records if each.turns], folder / PAGE)
+                        print_message(f"the page so far: {folder / PAGE}")
+                    raise
+            show(record, as_json=as_json)
+    write_page(records, folder / PAGE)
     print_message(f"the page: {folder / PAGE}")
+    if found is not None and found.reported and not as_json:
+        print_table("", published_ratios(found, records))
+
+
+def _prepared(
+    stack: ExitStack,
+    scenario: Scenario,
+    url: str | None,
+    folder: Path,
+    connection: ConnectionGroup,
+    options: BenchOptions,
+    seconds: float | None,
+) -> tuple[list[RunPart], ConnectionGroup]:
+    """Return the parts of a scenario whose data is there now, and the connection to it."""
+    from penstock.bench.origin.server import Origin
+    from penstock.bench.parts import parts_of
+
+    changes: dict[str, Any] = {"clients": options.clients} if options.clients else {}
+    changes |= {"seconds": seconds, "origin_log": options.origin_log}
+    if url is not None:
+        _write(scenario, url, connection, as_json=False)
+        return parts_of(scenario, url, **changes), connection
+    root, log = (folder / "data").resolve(), (folder / "origin.log").resolve()
+    _write(scenario, f"file://{root}/bench/", connection, as_json=False)
+    server = stack.enter_context(Origin(root, ttfb_ms=TTFB_MS, rate_bytes_per_s=RATE_BYTES_PER_S, log=log))
+    os.environ |= server.environment
+    changes["origin_log"] = str(log)
+    return parts_of(scenario, "s3://bench/", **changes), replace(connection, endpoint_url=server.url)
+
+
+def _write(scenario: Scenario, url: str, connection: ConnectionGroup, *, as_json: bool) -> int:
+    from penstock.bench.parts import write_scenario
+
+    print_message(f"writing the data of {scenario.name} that {public_url(url)} lacks")
+    with _BenchProgress(as_json=as_json) as report:
+        return write_scenario(scenario, url, connection.options(), report.show)
 
 
 @bench.command()
@@ -119,6 +210,45 @@ def report(
     records = [BenchRecord.load(path) for path in paths]
     write_page(records, place)
     print_result(str(place))
+
+
+@bench.command()
+@expand_groups
+def data(
+    scenario: str = argument("SCENARIO", "A published comparison, see bench scenarios."),
+    url: str = argument("URL", "The folder into which its data comes."),
+    *,
+    scale: float = option("SHARE", "Share of the data.", default=1.0),
+    as_json: bool = AS_JSON,
+    connection: ConnectionGroup,
+) -> None:
+    """Write the data sets of a scenario below URL. What is there is not written again, and all bytes are always the same.
+
+    For example:
+
+        penstock bench data minio s3://bucket/bench/ --scale 0.1
+    """
+    found = _scenario(scenario).scaled(scale)
+    count = _write(found, url, connection, as_json=as_json)
+    folders = [f"{url.rstrip('/')}/{each.folder}/" for each in found.data]
+    lines = [f"{count} objects were written", *folders]
+    print_record({"written": count, "urls": folders}, "\n".join(lines), as_json=as_json)
+
+
+@bench.command()
+@expand_groups
+def scenarios(*, as_json: bool = AS_JSON) -> None:
+    """List the published comparisons that bench run --scenario repeats, and what each one asks.
+
+    For example:
+
+        penstock bench scenarios
+    """
+    for name in _scenario_names():
+        found = _scenario(name)
+        titles = [part.title for part in found.parts]
+        lines = [f"{name}: {found.asks}", *(f"    {title}" for title in titles)]
+        print_record({"name": name, "asks": found.asks, "parts": titles}, "\n".join(lines), as_json=as_json)
 
 
 @bench.command()
@@ -167,14 +297,18 @@ def show(record: BenchRecord, *, as_json: bool) -> None:
     found, said = summarise(record), verdict(record)
     if as_json:
         for each in found:
-            print_result(json.dumps(asdict(each)))
+            print_result(json.dumps({"part": record.run["part"], **asdict(each)}))
         print_result(json.dumps({"not_run": record.not_run, **asdict(said)}))
         return
     lines = [line[:COLUMNS_COUNT_SHORT] for line in table(found)]
     empty = [""] * (len(lines[0]) - 2)
     lines += [[name, f"not run: {reason}", *empty] for name, reason in record.not_run.items()]
-    print_table(record.run["url"], lines)
+    print_table(record.title, lines)
     print_result(f"\n{said.sentence} {said.evidence}\n{said.advice}")
+
+
+def _names(clients: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (clients or "").split(",")))
 
 
 def _swept(text: str) -> tuple[str, list[Any]]:

@@ -224,7 +224,7 @@ def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Load an epoch or its beginning, and answer what that took.
 
     `job` may have "batches_max", "seconds_max" (then it ends with a batch that is late), "cached" (the first batch
-    comes again and again), "step" (see ``steps.py``) and
+    comes again and again), "epochs" (so many one after another), "step" (see ``steps.py``) and
     "check" (the bytes of every sample enter a sum, and not only their number and lengths).
 
     Returns:
@@ -247,7 +247,7 @@ def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     sizes: list[int] = []
     step_s = 0.0
     cpu_s, start_s = tree_cpu_s(os.getpid()), time.perf_counter()
-    batches = client.epoch(job)
+    batches: Iterator[Any] = itertools.chain.from_iterable(client.epoch(job) for _ in range(job.get("epochs", 1)))
     if job.get("cached"):
         batches = itertools.repeat(next(iter(batches)))
     for batch in batches:

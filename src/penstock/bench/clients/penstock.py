@@ -33,8 +33,9 @@ class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
 
     ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one. In a
-    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket.
-    `through` a gateway of its own, which is ``cold``, or ``warm``: it has served all before.
+    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket. `through`
+    a gateway of its own, which is ``cold`` or ``warm``: that has served all before. `cache`: size of a loader's cache on disk,
+    which an epoch finds empty.
     """
 
     packages = ("penstock-data", "numpy")
@@ -48,10 +49,12 @@ class Penstock:
         mount: str = "",
         through: str = "",
         workers: int = 2,
+        cache: str = "none",
         **loader: Any,
     ) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
         self.through, self.workers = through, workers
+        self.blocks, self.fetched_bytes = cache, 0
         self.keys: list[str] = []
         if mode in ("torch", "map"):
             import penstock.torch  # noqa: F401 - not under the clock
@@ -72,6 +75,11 @@ class Penstock:
             self._within(job, lambda _: deque(self._load(job), maxlen=0))
         elif self.mode == "map" and not job.get("objects"):
             self._within(job, lambda done: ps.build_index(self.source(job, done)))
+        self.fetched_bytes = 0
+
+    def about(self) -> dict[str, Any]:
+        """Bytes that came from the store, as far as a loader counts them."""
+        return {"fetched_bytes": self.fetched_bytes} if self.fetched_bytes else {}
 
     def _within(self, job: dict[str, Any], do: Callable[[list[str]], object]) -> None:
         """Do it for as many keys as there is time for; the epoch reads these. Without a limit, a large data set takes hours."""
@@ -127,10 +135,14 @@ class Penstock:
         return pipeline.batch(job["batch"], drop_last=False)
 
     def _load(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
-        with Loader(self.pipeline(job), **self.loader) as loader:
-            for batch in loop.begun(loader, job):
-                yield loop.of_blocks(batch["tokens"]) if job.get("block") else _of(batch, job)
-                del batch
+        kept = {"cache": f"{self.folder}/blocks:{self.blocks}"} if self.blocks != "none" else {}
+        with Loader(self.pipeline(job), **kept, **self.loader) as loader:
+            try:
+                for batch in loop.begun(loader, job):
+                    yield loop.of_blocks(batch["tokens"]) if job.get("block") else _of(batch, job)
+                    del batch
+            finally:
+                self.fetched_bytes += loader.statistics().bytes
 
     def _torch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Batches that the data set makes, in a DataLoader."""

@@ -26,13 +26,20 @@ def make_step(name: str | None) -> Step | None:
         return _compute
     if name == "vit":
         return _vision_transformer()
+    step: Step = users_object(name)
+    return lambda batch: step(getattr(batch, "own", batch))
+
+
+def users_object(name: str) -> Any:
+    """Return what ``module:name`` is, of the user's modules in this folder or on the path."""
     module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(f"{name!r} is not module:name")
     sys.path.insert(0, str(Path.cwd()))
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    step: Step = found
-    return step
+    return found
 
 
 def _compute(_batch: Any) -> None:

@@ -114,6 +114,12 @@ class Origin:
         """URL of the server."""
         return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which clients find the server. It checks no keys, but clients want some."""
+        keys = {"AWS_ACCESS_KEY_ID": "penstock", "AWS_SECRET_ACCESS_KEY": "penstock", "AWS_REGION": "us-east-1"}
+        return {**keys, "AWS_ENDPOINT_URL": self.url}
+
     def __enter__(self) -> Self:
         nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
         if nginx is None or not MODULE.exists() or shutil.which("cc") is None:
