@@ -15,6 +15,7 @@ from penstock.version import __version__ as __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock import bench as bench
     from penstock import channels as channels
     from penstock import cost as cost
     from penstock import fsspec as fsspec
@@ -113,6 +114,7 @@ _ORIGIN = {
 }
 _SUBPACKAGES = (
     "advise",
+    "bench",
     "channels",
     "cost",
     "fsspec",
