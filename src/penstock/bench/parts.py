@@ -33,7 +33,7 @@ class RunPart:
     Attributes:
         title: Title in the record and in tables; empty if there are no other parts.
         url: URL of the data.
-        options: How it is read.
+        options: Clients and settings.
     """
 
     title: str

@@ -109,7 +109,7 @@ class Kind:
 
     Attributes:
         make: Returns the fields of so many samples that differ, by a seed.
-        distinct_count: How many samples differ; after these, they repeat.
+        distinct_count: Number of samples that differ; after these, they repeat.
         sample_bytes: Approximate bytes of a sample in a shard.
         suffix: Suffix of the name of a sample that is an object.
     """

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.bench.clients import ENTRIES, Entry
-from penstock.bench.parts import parts_of
+from penstock.bench.parts import parts_of, write_scenario
 from penstock.bench.running import BenchOptions, option_of, turns_of
 from penstock.bench.samples import KINDS
 from penstock.bench.scenarios import DataSet, read_scenario, scenario_names
@@ -64,6 +64,18 @@ def test_a_scenario_that_names_nothing_is_an_error(
     monkeypatch.setattr("penstock.bench.scenarios.files", lambda _: tmp_path)
     with pytest.raises(ps.ConfigError, match=message):
         read_scenario("wrong")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_data_of_a_scenario_is_written_once(name: str, tmp_path: Path) -> None:
+    """At a small scale each scenario writes all its data sets, and a second time nothing."""
+    scenario = read_scenario(name).scaled(0.00005)
+    counts = [write_scenario(scenario, str(tmp_path), {}, lambda *_: None) for _ in range(2)]
+    assert counts[0] >= len(scenario.data)
+    assert counts[1] == 0
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        each.folder for each in scenario.data
+    }
 
 
 def test_the_time_is_shared() -> None:

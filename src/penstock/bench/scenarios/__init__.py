@@ -68,8 +68,8 @@ class Part:
 
     Attributes:
         title: Title in the record and in tables.
-        data: What is read.
-        options: How it is read; the time is that of the part.
+        data: The data set.
+        options: Clients and settings; the time is that of the part.
     """
 
     title: str
@@ -82,7 +82,7 @@ class Ratio:
     """A ratio that was published, and the two measurements that it compares.
 
     Attributes:
-        text: What is compared, as a sentence.
+        text: Names of the two measurements, the slower one first.
         value: The published ratio, as text: ``20`` or ``more than 3``.
         slower: Title of a part, and the client that took more time for 100 batches.
         faster: Title of a part, and the client that took less.
@@ -101,7 +101,7 @@ class Scenario:
     Attributes:
         name: Name of its file.
         asks: The question that it answers.
-        parts: What is measured, in order.
+        parts: The measurements, in order.
         reported: Ratios that were published.
     """
 
