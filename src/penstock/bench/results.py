@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.bench.clients import PROBES, RAW, STEP_ALONE, UNDECODED
+from penstock.bench.clients import PROBES, RAW, STEP_ALONE, UNDECODED, WARM
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -252,13 +252,18 @@ _LIMITS = {
 }
 
 
+def best_of_ours(found: Sequence[ClientSummary]) -> ClientSummary | None:
+    """Return the fastest way of penstock that reads from the store; None if none was measured."""
+    return next((each for each in found if each.is_ours and not each.is_probe and each.name != WARM), None)
+
+
 def allowed_by_parts(record: BenchRecord, found: Sequence[ClientSummary]) -> dict[str, float]:
     """Return the samples per second that single parts allow, by the names of the probes that were measured.
 
     Of a sweep, the probe with the settings of penstock's best way counts, and otherwise the best one. Raw reading is
     converted by the mean bytes that a sample takes in its shard.
     """
-    best = next((each for each in found if each.is_ours and not each.is_probe), None)
+    best = best_of_ours(found)
     allowed: dict[str, float] = {}
     for each in found:  # the fastest first
         is_same = best is not None and each.settings == best.settings
@@ -281,7 +286,7 @@ def verdict(record: BenchRecord) -> Verdict:
     """Return what limits this data set on this machine, when it is read by the fastest way of penstock that was measured."""
     found = summarise(record)
     clients = [each for each in found if not each.is_probe]
-    best = next((each for each in clients if each.is_ours), None)
+    best = best_of_ours(found)
     if best is None:
         return Verdict("unknown", "No way of penstock was measured.", "Leave out --clients.")
     limit, evidence, advice = _limit(record, best, allowed_by_parts(record, found))

@@ -45,7 +45,7 @@ class BenchOptions:
         batch: Samples of a batch.
         decode: Whether pictures are decoded to 224 x 224.
         step: The training step, see ``clients/steps.py``.
-        seconds: Time for everything, in seconds.
+        seconds: Time for everything, in seconds. The first round is complete even if it takes longer.
         sweep: Values of settings, by name; each client runs with each combination.
         shuffle: Samples of the shuffle window; 0: none.
         batches_max: Batches after which a turn ends; None: only by its time.
@@ -97,21 +97,30 @@ class Turn:
         return self.entry.name in record.not_run or record.has_turn(self.entry.name, self.settings, self.number)
 
 
+def names_of(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas, which names of clients may have, too."""
+    if any(entry.name.lower().startswith(text.strip().lower()) for entry in ENTRIES):
+        return (text.strip(),) if text.strip() else ()
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def selected(names: Sequence[str]) -> list[Entry]:
-    """Return the clients whose names begin with one of `names`; all, if there are none.
+    """Return the clients of these names, or whose names begin so; all, if there are none.
 
     Raises:
         ConfigError: No client's name begins so.
     """
+    found = {entry.name for entry in ENTRIES} if not names else set[str]()
     for name in names:
-        if not any(entry.name.lower().startswith(name.lower()) for entry in ENTRIES):
-            known = [entry.name for entry in ENTRIES]
-            near = get_close_matches(name, known, 1)
-            raise ConfigError(
-                f"no client is called {name!r}", hint=f"did you mean {near[0]!r}?" if near else "; ".join(known)
-            )
-    wanted = tuple(name.lower() for name in names)
-    return [entry for entry in ENTRIES if not wanted or entry.name.lower().startswith(wanted)]
+        known = {entry.name.lower(): entry.name for entry in ENTRIES}
+        whole = known.get(name.lower())
+        beginning = {own for lower, own in known.items() if lower.startswith(name.lower())}
+        if not beginning:
+            near = get_close_matches(name.lower(), known, 1)
+            hint = f"did you mean {known[near[0]]!r}?" if near else "; ".join(known.values())
+            raise ConfigError(f"no client is called {name!r}", hint=hint)
+        found |= {whole} if whole else beginning
+    return [entry for entry in ENTRIES if entry.name in found]
 
 
 def option_of(entry: Entry, setting: str) -> str | None:
@@ -171,13 +180,15 @@ def run_benchmark(
         else:
             entries.append(entry)
     turns = turns_of(entries, options)
-    seconds = max(TURN_S_MIN, options.seconds * (1 - STARTING_RATIO) / max(1, len(turns)))
+    end_s = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch, ExitStack() as stack:
-        runner = _Runner(data, options, record, stack, scratch, seconds)
+        runner = _Runner(data, options, record, stack, scratch)
         for done, turn in enumerate(turns):
+            left_s = end_s - time.monotonic()
+            if turn.is_done(record) or (turn.number and left_s <= 0):  # a first round is always complete
+                continue
             progress(turn.entry.name, done, len(turns))
-            if not turn.is_done(record):
-                runner.run(turn)
+            runner.run(turn, max(TURN_S_MIN, left_s * (1 - STARTING_RATIO) / (len(turns) - done)))
     record.add("end", ended=time.time())
 
 
@@ -211,28 +222,29 @@ class _Runner:
         record: BenchRecord,
         stack: ExitStack,
         scratch: str,
-        seconds: float,
     ) -> None:
         self._data, self._options, self._record, self._stack = data, options, record, stack
         self._job = {
             "keys": list(data.keys), "prefix": data.prefix, "batch": options.batch, "image": data.image,
             "label": data.label, "label_kind": data.label_kind, "format": data.format, "objects": data.format == "objects",
             "decode": options.decode and data.is_picture, "shuffle": options.shuffle, "scratch": scratch,
-            "seconds_max": seconds, "step": options.step, "batches_max": options.batches_max, "epochs": options.epochs,
+            "step": options.step, "batches_max": options.batches_max, "epochs": options.epochs,
             "pipeline": options.pipeline,
         }  # fmt: skip
         self._log = RequestLog(options.origin_log) if options.origin_log else None
         self._processes: dict[str, ClientProcess] = {}
 
-    def run(self, turn: Turn) -> None:
-        """Measure one turn and add it to the record, or the reason why it failed."""
+    def run(self, turn: Turn, seconds: float) -> None:
+        """Measure one turn of about so many seconds and add it to the record, or the reason why it failed."""
         entry = turn.entry
         try:
             process, versions = self._started(entry, turn.settings)
             if self._log:
                 self._log.counted()
             with Monitor(process.pid) as monitor:
-                answer = process.ask({"do": "epoch", "job": {**self._job, **entry.job, **turn.settings}})
+                answer = process.ask(
+                    {"do": "epoch", "job": {**self._job, "seconds_max": seconds, **entry.job, **turn.settings}}
+                )
         except BenchError as error:
             self._record.add("not run", name=entry.name, reason=f"failed: {str(error).splitlines()[0]}")
             return

@@ -66,7 +66,7 @@ def run(
         "NAME", "A published comparison, see bench scenarios; URL is where its data lies.", values=_scenario_names
     ),
     scale: float = option("SHARE", "Share of the scenario's data.", default=1.0),
-    clients: str | None = option("A,B", "Beginnings of clients' names; default: all that are installed."),
+    clients: str | None = option("A,B", "Names of clients, or their beginnings; default: all that are installed."),
     batch: int = option("N", "Samples of a batch.", default=128, min=1),
     decode: bool = flag("Decode pictures, to 224 x 224."),
     step: str = option(
@@ -103,14 +103,15 @@ def run(
     _check_extra()
     from penstock.bench.page import PAGE, write_page
     from penstock.bench.parts import RunPart, published_ratios, repacked
-    from penstock.bench.running import BenchOptions
+    from penstock.bench.running import BenchOptions, names_of
     from penstock.bench.turns import print_table
 
+    _share(connection)
     folder = Path(out or time.strftime("bench-%Y%m%d-%H%M%S"))
     swept = dict(_swept(text) for text in sweep)
     sizes = [str(size) for size in swept.pop("shard_bytes", [])]
     options = BenchOptions(
-        clients=_names(clients), batch=batch, decode=decode, step=step, seconds=seconds or SECONDS, sweep=swept,
+        clients=names_of(clients or ""), batch=batch, decode=decode, step=step, seconds=seconds or SECONDS, sweep=swept,
         pipeline=pipeline, origin_log=origin_log,
     )  # fmt: skip
     found: Scenario | None = None
@@ -301,14 +302,29 @@ def show(record: BenchRecord, *, as_json: bool) -> None:
         print_result(json.dumps({"not_run": record.not_run, **asdict(said)}))
         return
     lines = [line[:COLUMNS_COUNT_SHORT] for line in table(found)]
-    empty = [""] * (len(lines[0]) - 2)
-    lines += [[name, f"not run: {reason}", *empty] for name, reason in record.not_run.items()]
     print_table(record.title, lines)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in record.not_run.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        print_result(f"not run: {'; '.join(names)}: {reason}")
     print_result(f"\n{said.sentence} {said.evidence}\n{said.advice}")
 
 
-def _names(clients: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (clients or "").split(",")))
+def _share(connection: ConnectionGroup) -> None:
+    """Give the processes of clients the credentials that were chosen, as every library finds them.
+
+    Raises:
+        ConfigError: None were chosen on purpose.
+    """
+    if connection.anonymous:
+        raise ConfigError(
+            "penstock bench reads with credentials, as other libraries do", hint="any keys read public data"
+        )
+    if connection.profile:
+        os.environ["AWS_PROFILE"] = connection.profile
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)  # they would be used in place of the profile's
 
 
 def _swept(text: str) -> tuple[str, list[Any]]:

@@ -116,7 +116,7 @@ def cost(
         penstock cost s3://bucket/train/ --step-rate 138 --bench runs/today --html cost.html
         penstock cost --objects 1000000 --bytes 100TB --on-premises --price cpu_host=0 --json
     """
-    from penstock.cost import Workload, delivered_rate, estimate
+    from penstock.cost import Workload, estimate
     from penstock.cost.options import number
     from penstock.cost.page import check_page, page
     from penstock.cost.tables import formulas_table, further_tables, options_table, prices_table
@@ -130,7 +130,7 @@ def cost(
         raise ConfigError("name either a URL, or both --objects and --bytes", hint="--objects 1000000 --bytes 100TB")
     delivered = None
     if bench is not None:
-        client, delivered = delivered_rate(bench)
+        client, delivered = _delivered(bench)
         print_message(f"{client} delivered {delivered:.4g} samples/s, the most of {bench}")
     workload = Workload(
         objects_count=objects, size_bytes=size_bytes, delivered_samples_per_s=delivered, **cast("Any", asdict(run))
@@ -215,3 +215,14 @@ def _print_json(estimates: list[Estimate], prices: Prices) -> None:
     lines += [{"kind": "price", "name": name, **asdict(price)} for name, price in prices.items()]
     for line in lines:
         print_result(json.dumps(line))
+
+
+def _delivered(folder: Path) -> tuple[str, float]:
+    """Return the fastest client of a record of ``penstock bench run``, and its samples per second."""
+    from penstock.bench.record import BenchRecord
+    from penstock.bench.results import summarise
+
+    found = next((each for each in summarise(BenchRecord.load(folder)) if not each.is_probe), None)
+    if found is None:
+        raise ConfigError(f"{folder} holds no measurement of a client", hint="run penstock bench run again")
+    return found.label, found.samples_per_s.median

@@ -14,4 +14,3 @@ from penstock.cost.options import Option as Option
 from penstock.cost.prices import Price as Price
 from penstock.cost.prices import Prices as Prices
 from penstock.cost.workload import Workload as Workload
-from penstock.cost.workload import delivered_rate as delivered_rate

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from penstock.config import FetchConfig, check_number, check_whole
 from penstock.errors import ConfigError
 from penstock.fetch.plan import is_one_request
 from penstock.types import ByteRange
-
-if TYPE_CHECKING:
-    import os
 
 HoursAre: TypeAlias = Literal["measured", "full-speed"]
 """What hours of a run are: those that it takes while data is the limit, or those that the GPUs alone would take."""
@@ -161,29 +155,3 @@ class Workload:
             sample_bytes=math.ceil(self.size_bytes / self.samples_count) if self.samples_count else None,
             function_s=self.transform_s * self.objects_count / count,
         )
-
-
-def delivered_rate(record: str | os.PathLike[str]) -> tuple[str, float]:
-    """Return the fastest client of a benchmark's record, and the median of the samples per second that it delivered.
-
-    Args:
-        record: Folder that ``penstock bench run`` wrote, or its file ``record.jsonl``.
-
-    Raises:
-        ConfigError: The record holds no measurement.
-        OSError: It cannot be read.
-    """
-    path = Path(record)
-    rates: dict[str, list[float]] = {}
-    for line in (path / "record.jsonl" if path.is_dir() else path).read_text().splitlines():
-        try:
-            turn = json.loads(line)
-            if turn["kind"] == "turn" and turn["seconds"] > 0:
-                rates.setdefault(turn["client"], []).append(turn["samples"] / turn["seconds"])
-        except (ValueError, KeyError, TypeError):  # a line that was cut off, or one of another kind
-            continue
-    if not rates:
-        raise ConfigError(f"{record} holds no measurement", hint="name a folder that penstock bench run wrote")
-    medians = {client: statistics.median(values) for client, values in rates.items()}
-    best = max(medians, key=medians.__getitem__)
-    return best, medians[best]

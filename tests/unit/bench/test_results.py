@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from measuring import made_record, turn
-from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED
+from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED, WARM
 from penstock.bench.results import Verdict, allowed_by_parts, summarise, table, verdict
+from penstock.bench.running import names_of, selected
+from penstock.errors import ConfigError
 
 OURS, OTHER = "penstock", "webdataset, pipe:aws"
 
@@ -173,3 +175,20 @@ def test_probes_of_a_sweep(tmp_path: Path) -> None:
     record = made_record(tmp_path, *turns, settings={"step": "gpu"})
     assert allowed_by_parts(record, summarise(record)) == pytest.approx({STEP_ALONE.name: 100, RAW.name: 5000})
     assert verdict(record).limit == "step"
+
+
+def test_a_warm_gateway_says_nothing_of_the_store(tmp_path: Path) -> None:
+    """What is limited is the fastest way that reads from the store; the cache is a row of the table only."""
+    said = of(tmp_path, raw(100), turn(WARM, 900, sample_bytes=1_000_000), turn(OURS, 95, sample_bytes=1_000_000))
+    assert said.limit == "store"
+    assert said.evidence.startswith(f"{OURS} delivers 95")
+
+
+def test_a_name_selects_one_client_and_a_beginning_all() -> None:
+    """The whole name of a client selects it alone, though others begin so."""
+    assert [entry.name for entry in selected(["penstock"])] == ["penstock"]
+    assert {entry.name for entry in selected(["Penstock, g"])} == {"penstock, gateway cold", WARM}
+    assert names_of("penstock, processes") == ("penstock, processes",)
+    assert names_of("penstock,webdataset") == ("penstock", "webdataset")
+    with pytest.raises(ConfigError, match="no client is called 'penstok'"):
+        selected(["penstok"])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from measuring import made_record, turn
+from penstock.bench.clients import RAW
 from penstock.cli.app import run
 from penstock.store.memory import MemoryStore
 from penstock.version import install_hint
@@ -123,8 +125,7 @@ def test_prices_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_rate_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A record and the step's rate say how long the GPUs wait."""
-    turn = {"kind": "turn", "client": "Loader", "samples": 690, "seconds": 10, "bytes": 1}
-    (tmp_path / "record.jsonl").write_text(json.dumps(turn))
+    made_record(tmp_path, turn(RAW.name, 1000.0), turn("penstock", 69.0), turn("webdataset, boto3", 50.0))
     arguments = ["--bench", str(tmp_path), "--step-rate", "138", "--price-per-hour", "10"]
     found = lines(capsys, "cost", "--objects", "10", "--bytes", "57132GB", *arguments)
     assert options(found, "full-speed")["idle-gpu"]["option_dollars"] == pytest.approx(10000, rel=1e-3)

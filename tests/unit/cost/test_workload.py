@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from penstock.config import MIB, FetchConfig
-from penstock.cost import Workload, delivered_rate, estimate
+from penstock.cost import Workload, estimate
 from penstock.errors import ConfigError
 from penstock.fetch.plan import cut
 from penstock.types import ByteRange
@@ -79,14 +77,3 @@ def test_values_out_of_bounds(wrong: dict[str, object]) -> None:
     """A value that makes no sense is an error that names it."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         replace(RUN, **wrong)
-
-
-def test_the_rate_in_a_record(tmp_path: Path) -> None:
-    """It is the median of the fastest client; lines of other kinds, and one that was cut off, are left out."""
-    turns = [("slow", 100, 10), ("fast", 100, 1), ("fast", 900, 1), ("fast", 200, 1), ("broken", 5, 0)]
-    lines = [json.dumps({"kind": "turn", "client": a, "samples": b, "seconds": c, "bytes": 1}) for a, b, c in turns]
-    (tmp_path / "record.jsonl").write_text("\n".join([json.dumps({"kind": "machine"}), *lines, '{"kind": "tu']))
-    assert delivered_rate(tmp_path) == delivered_rate(tmp_path / "record.jsonl") == ("fast", 200.0)
-    (tmp_path / "record.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="holds no measurement"):
-        delivered_rate(tmp_path)

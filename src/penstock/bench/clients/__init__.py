@@ -87,6 +87,9 @@ def _in_dataloader(name: str, module: str, formats: frozenset[str], *packages: s
     return Entry(name=name, module=module, formats=formats, packages=("torch", *packages), workers="workers", **about)
 
 
+WARM = "penstock, gateway warm"
+"""The client that reads what has been read before: it says nothing of the store."""
+
 ENTRIES = (
     _ours("penstock", workers="threads"),
     _ours("penstock, processes", packages=("cloudpickle",), options={"processes": 2}, workers="processes"),
@@ -97,7 +100,7 @@ ENTRIES = (
     _in_dataloader("penstock, pipe", "files", _TAR, options={"way": "pipe", "workers": 2}, is_ours=True),
     _in_dataloader("penstock, files", "files", _FILES, options={"way": "file"}, is_ours=True),
     _ours("penstock, gateway cold", packages=("aiohttp",), options={"through": "cold"}, workers="threads"),
-    _ours("penstock, gateway warm", packages=("aiohttp",), options={"through": "warm"}, workers="threads"),
+    _ours(WARM, packages=("aiohttp",), options={"through": "warm"}, workers="threads"),
     _webdataset("penstock", name="webdataset on penstock", is_ours=True),
     _in_dataloader("connector names on penstock", "penstock_connector", _TAR | _OBJECTS, is_ours=True),
     _in_dataloader("connector, iterable", "s3torchconnector", _TAR, "s3torchconnector"),

@@ -33,9 +33,9 @@ class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
 
     ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one. In a
-    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket. `through`
-    a gateway of its own, which is ``cold`` or ``warm``: that has served all before. `cache`: size of a loader's cache on disk,
-    which an epoch finds empty.
+    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket.
+    `through` a gateway of its own, which is ``cold``, or ``warm``: it has served all before. `cache`: size of a loader's cache
+    on disk, which an epoch finds empty.
     """
 
     packages = ("penstock-data", "numpy")
