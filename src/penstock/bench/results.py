@@ -19,6 +19,8 @@ WINDOW_BATCHES = 100
 """Batches of a window, as published measurements of training loops have them."""
 NEARLY = 0.9
 """A rate that is this share of another one is as fast, on a machine that does other things, too."""
+OUTRUN_RATIO = 1.5
+"""A rate that is so many times that of raw reading shows that the latter was not measured long enough."""
 STORE_RATIO = 0.8
 """A client that takes this share of raw reading's bytes is limited by the store: it parses and makes batches, too."""
 ROUGH_S = 2.0
@@ -333,6 +335,12 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
     size = stored_bytes(record, best)
     taken, given = number_text(rate * size / 1e6), number_text(raw * size / 1e6)
     compared = f" of {format_bytes(size)}, which is {taken} of the {given} MB/s that raw reading gets from the store."
+    if rate > OUTRUN_RATIO * raw:
+        return (
+            "unknown",
+            f"{compared} Nothing reads more than the store gives: there was too little data or time to measure it.",
+            "Measure longer (--seconds), or more data.",
+        )
     if rate >= STORE_RATIO * raw:
         return (
             "store",

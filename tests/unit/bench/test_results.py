@@ -192,3 +192,10 @@ def test_a_name_selects_one_client_and_a_beginning_all() -> None:
     assert names_of("penstock,webdataset") == ("penstock", "webdataset")
     with pytest.raises(ConfigError, match="no client is called 'penstok'"):
         selected(["penstok"])
+
+
+def test_more_than_raw_reading_is_no_verdict(tmp_path: Path) -> None:
+    """Where a loop outruns raw reading by far, too little was measured to say what limits it."""
+    said = of(tmp_path, raw(100), turn(OURS, 300, sample_bytes=1_000_000))
+    assert said.limit == "unknown"
+    assert "too little data or time" in said.evidence
