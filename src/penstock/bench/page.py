@@ -61,7 +61,8 @@ def _facts(record: BenchRecord) -> dict[str, str]:
     """What was measured, on which data, and where."""
     run, data, machine = record.run, record.run["data"], record.run["machine"]
     settings = run["settings"]
-    counted = f"{data['objects_count']:,} objects, {format_bytes(data['total_bytes'])}, {data['format']}"
+    noun = "object" if data["objects_count"] == 1 else "objects"
+    counted = f"{data['objects_count']:,} {noun}, {format_bytes(data['total_bytes'])}, {data['format']}"
     if data["keys"] < data["objects_count"]:
         counted += f"; clients read the first {data['keys']:,}"
     versions = dict(chain.from_iterable(turn["versions"].items() for turn in record.turns))

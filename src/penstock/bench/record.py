@@ -89,7 +89,8 @@ class BenchRecord:
         data, part = self.run["data"], self.run.get("part")
         latency = f"first byte after {data['first_byte_s'] * 1e3:.1f} ms"
         some = f", of which clients read the first {data['keys']:,}" if data["keys"] < data["objects_count"] else ""
-        counted = f"{data['objects_count']:,} objects{some}, {format_bytes(data['total_bytes'])}, {latency}"
+        noun = "object" if data["objects_count"] == 1 else "objects"
+        counted = f"{data['objects_count']:,} {noun}{some}, {format_bytes(data['total_bytes'])}, {latency}"
         return f"{part}: {self.run['url']}  ({counted})" if part else f"{self.run['url']}  ({counted})"
 
     def _take(self, line: Mapping[str, Any]) -> None:

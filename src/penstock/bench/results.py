@@ -290,7 +290,9 @@ def verdict(record: BenchRecord) -> Verdict:
     clients = [each for each in found if not each.is_probe]
     best = best_of_ours(found)
     if best is None:
-        return Verdict("unknown", "No way of penstock was measured.", "Leave out --clients.")
+        return Verdict(
+            "unknown", "No way of penstock was measured.", "Leave out --clients, or see why clients did not run."
+        )
     limit, evidence, advice = _limit(record, best, allowed_by_parts(record, found))
     cores = record.run["machine"]["cores"]
     evidence = f"{best.label} delivers {number_text(best.samples_per_s.median)} samples/s{evidence}"
