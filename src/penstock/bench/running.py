@@ -150,6 +150,17 @@ def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str
     return None if reason and entry.module in options.python and "installed" in reason else reason
 
 
+def check_same(record: BenchRecord, options: BenchOptions) -> None:
+    """Check that a record, if it was begun, has these settings.
+
+    Raises:
+        ConfigError: It has others.
+    """
+    before, now = record.run.get("settings", {}), options.settings()
+    if other := [name for name, value in now.items() if before and before.get(name) != value]:
+        raise ConfigError(f"{record.path} holds a run with another {' and '.join(other)}", hint="another --out")
+
+
 def run_benchmark(
     data: DataFacts, options: BenchOptions, record: BenchRecord, progress: Progress = lambda *_: None, **about: Any
 ) -> None:
@@ -158,14 +169,11 @@ def run_benchmark(
     A client that cannot run, or fails, is recorded with the reason. Ctrl-C ends the clients; the record keeps what there is.
 
     Raises:
-        ConfigError: The record is of another URL, batch, decoding, step or shuffle window, or no client has such a name.
+        ConfigError: The record has other settings, or no client has such a name.
     """
-    settings = options.settings()
-    if record.run:
-        before, now = {**record.run["settings"], "url": record.run["data"]["url"]}, {**settings, "url": data.url}
-        if other := [name for name, value in now.items() if before.get(name) != value]:
-            raise ConfigError(f"{record.path} holds a run with another {' and '.join(other)}", hint="another --out")
-    else:
+    check_same(record, options)
+    if not record.run:
+        settings = options.settings()
         settings |= {"clients": list(options.clients), "seconds": options.seconds, "sweep": dict(options.sweep)}
         record.add("run", settings=settings, data=data.record(), started=time.time(), **about, **surroundings())
     entries = [RAW]
