@@ -13,30 +13,22 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from penstock import pipeline as pipelines
-from penstock.advise.machine import measure_machine
-from penstock.advise.probes import StoreProbe, no_object
+from penstock.advise.probes import StoreProbe, measure_machine, no_object
 from penstock.advise.profiles import CpuRate, DataProfile, Profile, Report
 from penstock.advise.recommendations import recommend
 from penstock.cache import CacheConfig
 from penstock.compose import connect, split
 from penstock.config import MIB, FetchConfig, check_number, check_whole, cores_count
-from penstock.errors import (
-    ConfigError,
-    DataError,
-    ObjectMissingError,
-    PenstockError,
-    StoreError,
-    UnsupportedFormatError,
-)
+from penstock.errors import ConfigError, ObjectMissingError, PenstockError, StoreError, UnsupportedFormatError
 from penstock.formats import FORMATS, format_of_name, group_objects
 from penstock.loader.loader import Loader
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.preview import peek
 from penstock.order import LANES_DEFAULT
-from penstock.pipeline import Objects, Pipeline, Shards
+from penstock.pipeline import Pipeline, Shards
 from penstock.redaction import public_url
 from penstock.system.tracebacks import boundary
-from penstock.text.patterns import is_pattern
+from penstock.text.patterns import is_pattern, matcher, split_glob
 from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
@@ -49,7 +41,6 @@ if TYPE_CHECKING:
 SHARES = 20  # single measurements among which the seconds are divided
 LISTED_MAX = 10_000  # objects that are looked at; a listing of 10 000 keys takes 10 requests
 LISTED_S_MAX = 3.0
-STATS_MAX = 100  # objects of a pattern that are looked at, because each takes a request of its own
 PEEKED_COUNT = 8
 PROBED_COUNT = 1000
 STEPS_MAX = 50
@@ -110,12 +101,18 @@ def advise(
     progress("this machine and the objects")
     options = {name: value for name, value in connection.items() if value and isinstance(value, str | bool)}
     profile = Profile(url=public_url(url), machine=measure_machine(), options=options, epochs=epochs)
-    found = find_objects(url, connection)
-    store = StoreProbe(found.store, found.sample(PROBED_COUNT), seconds=each_s, bytes_max=bytes_max // 2)
-    data, notes, is_interrupted = None, list[str](), False
+    found = find_objects(url, **connection)
+    notes = list[str]()
+    if found.has_more:
+        notes.append(f"there are more than the {len(found.infos)} objects that were looked at")
+    elif len(found.infos) == 1:
+        notes.append("there is one object only: it is read again and again, so a store that caches it looks faster")
+    spread = found.infos[:: max(1, len(found.infos) // PROBED_COUNT)]
+    store = StoreProbe(found.store, spread, seconds=each_s, bytes_max=bytes_max // 2)
+    data, is_interrupted = None, False
     try:
         with _noting(notes):
-            data = DataProbe(found, pipeline, batch, connection)
+            data = DataProbe(found, pipeline, batch, notes)
         store.run(progress)
         with _noting(notes):
             if data is not None:
@@ -125,20 +122,14 @@ def advise(
         is_interrupted = True
     finally:
         found.store.close()
-    if found.has_more:
-        notes.append(f"there are more than the {len(found.infos)} objects that were looked at")
-    elif len(found.infos) == 1:
-        notes.append("there is one object only: it is read again and again, so a store that caches it looks faster")
-    profile = replace(
-        profile, store=store.profile, listed_per_s=found.listed_per_s, received_bytes=store.received_bytes
-    )
+    received_bytes = store.received_bytes
     if data is not None:
+        received_bytes += data.received_bytes
         rate = data.profile.batch_size / step_s if step_s else math.inf
-        received_bytes = store.received_bytes + data.received_bytes
-        profile = replace(profile, data=data.profile, received_bytes=received_bytes, step_samples_per_s=rate)
-        notes = list(dict.fromkeys([*notes, *data.notes]))
-    seconds = time.monotonic() - start_s
-    return recommend(replace(profile, seconds=seconds, notes=tuple(notes), is_interrupted=is_interrupted))
+        profile = replace(profile, data=data.profile, step_samples_per_s=rate)
+    profile = replace(profile, store=store.profile, listed_per_s=found.listed_per_s, received_bytes=received_bytes)
+    profile = replace(profile, notes=tuple(dict.fromkeys(notes)), is_interrupted=is_interrupted)
+    return recommend(replace(profile, seconds=time.monotonic() - start_s))
 
 
 @contextmanager
@@ -161,7 +152,7 @@ def try_options(
     batch: int | None,
     seconds: float,
     bytes_max: int,
-    connection: ConnectionOptions,
+    **connection: Unpack[ConnectionOptions],
 ) -> list[float]:
     """Return the samples per second that a ``Loader`` delivers with each of several sets of options, which take turns.
 
@@ -172,11 +163,11 @@ def try_options(
         batch: Number of samples in a batch, as for ``advise``.
         seconds: Seconds that are divided among the options' turns, each a sixth of them.
         bytes_max: Bytes of which each turn reads an eighth, epoch after epoch.
-        connection: The options of a connection.
+        **connection: The options of a connection.
     """
-    found = find_objects(url, connection)
+    found = find_objects(url, **connection)
     with closing(found.store):
-        data = DataProbe(found, pipeline, batch, connection)
+        data = DataProbe(found, pipeline, batch, [])
         made = data.pipeline(math.ceil(bytes_max / 8 / max(1.0, data.profile.sample_bytes)))
         rates: list[list[float]] = [[] for _ in options]
         for _ in range(ROUNDS):
@@ -199,6 +190,7 @@ class Found(NamedTuple):
     Attributes:
         store: The store that they lie in.
         root_url: URL of this store.
+        options: Options of the connection to it.
         infos: The objects, without empty ones.
         has_more: Whether there are more than these.
         listed_per_s: Keys listed per second; None if nothing was listed.
@@ -206,46 +198,42 @@ class Found(NamedTuple):
 
     store: Store
     root_url: str
+    options: Any
     infos: list[ObjectInfo]
     has_more: bool = False
     listed_per_s: float | None = None
 
-    def sample(self, count: int) -> list[ObjectInfo]:
-        """Return about this many of the objects, from all over the listing."""
-        return self.infos[:: max(1, len(self.infos) // count)]
 
-
-def find_objects(url: str, connection: ConnectionOptions) -> Found:
+def find_objects(url: str, **connection: Unpack[ConnectionOptions]) -> Found:
     """Return the objects that a URL names: one, those below a prefix, or those of a pattern.
 
     Args:
         url: The URL.
-        connection: Options of the connection.
+        **connection: Options of the connection.
 
     Raises:
         ObjectMissingError: There is none.
         StoreError: The store cannot be listed.
     """
-    root_url, key = split(url)
+    folder, pattern = split_glob(url) if is_pattern(url) else (url, "**")
+    matches = matcher(pattern)
+    root_url, key = split(folder)
     options: Any = connection if root_url.startswith("s3://") else {}
     store = connect(root_url, **options)
-    if is_pattern(url):
-        with closing(SourceFinder(pipelines.objects(url, **options), fetch=None, index_dir=None)) as finder:
-            keys = [shard.key for shard in finder.find(index="stream").sources[0].shards]
-        return Found(store, root_url, [store.stat(key) for key in keys[:STATS_MAX]], len(keys) > STATS_MAX)
     if key and not key.endswith("/"):
         with suppress(ObjectMissingError):
-            return Found(store, root_url, [store.stat(key)])
-    start_s, infos, has_more = time.monotonic(), list[ObjectInfo](), False
+            return Found(store, root_url, options, [store.stat(key)])
+    start_s, infos, listed_count, has_more = time.monotonic(), list[ObjectInfo](), 0, False
     for info in store.list(key):
-        infos.append(info)
-        if has_more := len(infos) == LISTED_MAX or time.monotonic() > start_s + LISTED_S_MAX:
+        listed_count += 1
+        if info.size_bytes and matches(info.key.removeprefix(key)):
+            infos.append(info)
+        if infos and (len(infos) == LISTED_MAX or time.monotonic() > start_s + LISTED_S_MAX):
+            has_more = True
             break
-    listed_per_s = len(infos) / (time.monotonic() - start_s)
-    infos = [info for info in infos if info.size_bytes]
     if not infos:
         raise no_object(url)
-    return Found(store, root_url, infos, has_more, listed_per_s)
+    return Found(store, root_url, options, infos, has_more, listed_count / (time.monotonic() - start_s))
 
 
 class DataProbe:
@@ -255,11 +243,10 @@ class DataProbe:
         found: The objects at a URL.
         pipeline: The user's pipeline; None makes one up, which decodes pictures to 224 x 224 pixels.
         batch_size: Number of samples in a batch; None takes the pipeline's, or as many as make 4 MiB.
-        connection: Options of the connection.
+        notes: Takes oddities of the data.
 
     Attributes:
         profile: The measurement up to now.
-        notes: Oddities of the data.
         received_bytes: Bytes that were read up to now.
 
     Raises:
@@ -267,16 +254,13 @@ class DataProbe:
         DataError, StoreError: The data cannot be read.
     """
 
-    def __init__(
-        self, found: Found, pipeline: Pipeline | None, batch_size: int | None, connection: ConnectionOptions
-    ) -> None:
-        self.notes: list[str] = []
+    def __init__(self, found: Found, pipeline: Pipeline | None, batch_size: int | None, notes: list[str]) -> None:
+        self._notes = notes
         self.received_bytes = 0
         infos, name = self._chosen(found.infos)
         keys = [info.key for info in infos]
         self._urls = [f"{found.root_url.rstrip('/')}/{key}" for key in keys]
-        options: Any = connection if found.root_url.startswith("s3://") else {}
-        self._source: Any = cast("Any", pipelines.shards(self._urls, **options).source)
+        self._source: Any = cast("Any", pipelines.shards(self._urls, **found.options).source)
         if pipeline is not None:
             pipelines.check_rereadable(pipeline, "advise")
             if isinstance(pipeline.source, pipelines.Mix):
@@ -287,22 +271,20 @@ class DataProbe:
         try:
             samples = peek(Pipeline(self._source), PEEKED_COUNT)
         except UnsupportedFormatError:
-            self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **options).source
+            self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **found.options).source
             samples = peek(Pipeline(self._source), PEEKED_COUNT)
+        pipeline = pipeline or Pipeline(self._source, _default_stages(samples))
+        self._stages = tuple(stage for stage in pipeline.stages if not isinstance(stage, _LEFT_OUT))
         is_sharded = isinstance(self._source, Shards)
-        members = _member_bytes(samples)
-        stages = _default_stages(samples) if pipeline is None else pipeline.stages
-        self._stages = tuple(stage for stage in stages if not isinstance(stage, _LEFT_OUT))
         is_columnar = name in FORMATS and FORMATS[name].unit == "block"
-        needed = None if pipeline is None or is_columnar or not is_sharded else pipeline.members()
-        is_shuffled = pipeline is not None and pipeline.stage(pipelines.Shuffle) is not None
+        needed = pipeline.members() if is_sharded and not is_columnar else None
+        members = _member_bytes(samples)
         size_bytes = sum(info.size_bytes for info in infos)
-        if isinstance(self._source, Objects):
+        if is_sharded:  # a member of a tar has a header and fills blocks; `run` and an index know better
+            extra_bytes = 1024 if name.startswith("tar") else 16
+            samples_count = size_bytes / max(1.0, sum(members.values()) + extra_bytes * len(members))
+        else:
             samples_count = float(len(group_objects(keys, group_by=self._source.group_by)))
-        else:  # tars have headers and fill blocks; `run` and an index know better
-            is_tar = name.startswith("tar")
-            stored = sum(512 + 512 * math.ceil(size / 512) if is_tar else size + 16 for size in members.values())
-            samples_count = size_bytes / max(1.0, stored)
         self.profile = DataProfile(
             kind="shards" if is_sharded else "objects",
             objects_count=len(infos),
@@ -314,11 +296,14 @@ class DataProbe:
             group_by=None if is_sharded else self._source.group_by,
             unused_members=() if needed is None else tuple(set(members) - set(";".join(needed).split(";"))),
             stages="".join(map(repr, self._stages)),
-            lanes=LANES_DEFAULT if is_shuffled else 1,
+            lanes=LANES_DEFAULT if pipeline.stage(pipelines.Shuffle) else 1,
         )
         if is_sharded and not found.has_more:
-            self._look_for_index()
-        batch = None if pipeline is None else pipeline.stage(pipelines.Batch)
+            with closing(SourceFinder(Pipeline(self._source), fetch=None, index_dir=None)) as finder:
+                (source,) = finder.find(index="auto").sources
+            if source.is_indexed:
+                self._replace(is_indexed=True, samples_per_object=source.samples_count / len(source.shards))
+        batch = pipeline.stage(pipelines.Batch)
         usual = max(16, min(1024, round(DEFAULT_BATCH_BYTES / max(1.0, self.profile.sample_bytes))))
         self._replace(batch_size=batch_size or (batch and (batch.size or batch.global_size)) or usual)
 
@@ -350,7 +335,7 @@ class DataProbe:
             filled = loader_statistics(pipeline, seconds=0.0, cache=cache)
             self.received_bytes += filled.cache_fetched_bytes
             if not filled.samples:
-                self.notes.append("the pipeline gives no sample of those that were read")
+                self._notes.append("the pipeline gives no sample of those that were read")
                 return
             if take is None and not self.profile.is_indexed and self.profile.kind == "shards":
                 self._replace(samples_per_object=filled.samples / len(urls))
@@ -386,7 +371,7 @@ class DataProbe:
             except PenstockError as error:
                 if not processes:
                     raise
-                self.notes.append(f"worker processes cannot run this pipeline: {error.what}")
+                self._notes.append(f"worker processes cannot run this pipeline: {error.what}")
                 continue
             rates[threads, processes] = max(done.samples_per_s, rates.get((threads, processes), 0.0))
             self._replace(cpu_rates=tuple(CpuRate(*setting, rate) for setting, rate in rates.items()))
@@ -402,14 +387,8 @@ class DataProbe:
         chosen = [info for info in infos if _format(info.key) == name]
         if len(chosen) < len(infos):
             others = f"{len(infos) - len(chosen)} objects of other formats"
-            self.notes.append(f"mixed formats: this looks at {len(chosen)} objects of {name}, and leaves out {others}")
+            self._notes.append(f"mixed formats: this looks at {len(chosen)} objects of {name}, and leaves out {others}")
         return chosen, name
-
-    def _look_for_index(self) -> None:
-        with closing(SourceFinder(Pipeline(self._source), fetch=None, index_dir=None)) as finder:
-            found = finder.find(index="auto").sources[0]
-            if found.is_indexed:
-                self._replace(is_indexed=True, samples_per_object=found.samples_count / len(found.shards))
 
     def _replace(self, **values: Any) -> None:
         self.profile = replace(self.profile, **values)
@@ -447,7 +426,7 @@ def _format(key: str) -> str:
 
 def _grouping(keys: Sequence[str]) -> Any:
     """``"stem"`` if objects whose names are equal up to the first dot are one sample."""
-    with suppress(DataError):
+    with suppress(PenstockError):
         if 0 < len(group_objects(keys, group_by="stem")) <= 0.75 * len(keys):
             return "stem"
     return None

@@ -96,7 +96,7 @@ def capacity_bytes_per_s(store: StoreProfile, connections: int, request_bytes: f
     throttled = store.throttled_connections
     if throttled is not None and connections >= throttled:
         return min(rate.bytes_per_s for rate in store.rates if rate.connections >= throttled)
-    bytes_per_s, small_bytes = store.bytes_per_s_max, 1.1 * min(rate.request_bytes for rate in store.rates)
+    bytes_per_s, small_bytes = store.bandwidth_bytes_per_s, 1.1 * min(rate.request_bytes for rate in store.rates)
     fastest = max(store.rates, key=lambda rate: (rate.request_bytes <= small_bytes, rate.requests_per_s))
     has_large = any(rate.request_bytes >= LARGE_BYTES for rate in store.rates)
     if not has_large and fastest.busy_cores >= BUSY_CORES_MIN:
@@ -123,8 +123,8 @@ def break_even_gap_bytes(store: StoreProfile, requests_max: int, request_bytes: 
     bytes_per_s = capacity_bytes_per_s(store, requests_max, request_bytes)
     if asked <= bytes_per_s:
         return round(wait_bytes)
-    request_s = request_bytes / bytes_per_s - request_bytes / store.bytes_per_s_max
-    return round(min(wait_bytes, max(0.0, request_s) * store.bytes_per_s_max))
+    request_s = request_bytes / bytes_per_s - request_bytes / store.bandwidth_bytes_per_s
+    return round(min(wait_bytes, max(0.0, request_s) * store.bandwidth_bytes_per_s))
 
 
 def _decode_limit(profile: Profile, data: DataProfile, configuration: Configuration) -> float:

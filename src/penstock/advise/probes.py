@@ -1,16 +1,21 @@
-"""Measures a store: the time to the first byte, and the bandwidth of one connection and of many."""
+"""Measures a store: first bytes, and the bandwidth of connections; and this machine, with the disk for a cache."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
+import shutil
 import statistics
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.advise.profiles import ConnectionRate, StoreProfile
-from penstock.config import KIB, MIB, FetchConfig
+from penstock.advise.profiles import ConnectionRate, MachineProfile, StoreProfile
+from penstock.config import KIB, MIB, FetchConfig, cores_count, memory_bytes_max
 from penstock.errors import ObjectMissingError, ThrottledError
 from penstock.store.inflight import perform, perform_many
 from penstock.store.traced import BODY_BYTES_MIN
@@ -33,6 +38,7 @@ IN_FLIGHT_BYTES_MAX = 64 * MIB
 SMALL_REQUEST_BYTES = 64 * KIB  # requests of this size show what a request costs besides its bytes
 THROTTLED_RATIO_END = 0.5  # the sweep ends when the store refuses more than this share of the requests...
 GAIN_MIN = 1.1  # ...or when four times the connections gain less than this, twice in a row
+WRITTEN_BYTES = 64 * MIB  # of the file whose reading is timed, on a disk that has ten times as much free space
 
 
 def largest(store: Store, key: Key, *, url: str) -> ObjectInfo:
@@ -132,7 +138,7 @@ class StoreProbe:
         for connections in CONNECTIONS:
             progress(f"{connections} connections")
             request_bytes = max(256 * KIB, min(REQUEST_BYTES_MAX, IN_FLIGHT_BYTES_MAX // connections))
-            before = self.profile.bytes_per_s_max if self.profile.rates else 0.0
+            before = self.profile.bandwidth_bytes_per_s if self.profile.rates else 0.0
             rate = self._add_rate(connections, request_bytes)
             gains.append(rate.bytes_per_s / max(1.0, before))
             if max(gains[-2:]) < GAIN_MIN or rate.throttled_ratio > THROTTLED_RATIO_END:
@@ -176,3 +182,44 @@ class StoreProbe:
         if connections == 1 and body_s and rate.request_bytes >= BODY_BYTES_MIN:
             self.profile = replace(self.profile, connection_bytes_per_s=received / body_s)
         return rate
+
+
+def measure_machine() -> MachineProfile:
+    """Return what this process may use of the machine.
+
+    Cost: one file of 64 MiB, which is written, read and removed.
+    """
+    free_bytes, path = max(_disks(), key=lambda disk: disk[0], default=(0, None))
+    return MachineProfile(
+        cores_count=cores_count(),
+        memory_bytes=memory_bytes_max(),
+        disk_path=path,
+        disk_free_bytes=free_bytes,
+        disk_bytes_per_s=_read_bytes_per_s(path) if free_bytes > 10 * WRITTEN_BYTES else math.inf,
+    )
+
+
+def _disks() -> Iterator[tuple[int, str]]:
+    """The free bytes of directories on disks that this user may write to, and their paths; those in memory are left out."""
+    mounts = [line.split()[:2] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounted = [Path(path) for device, path in mounts if device.startswith(("/dev/", "overlay"))]
+    devices = {path.stat().st_dev for path in mounted if os.access(path, os.F_OK)}
+    for path in [Path(tempfile.gettempdir()), Path("~/.cache").expanduser(), Path.cwd(), *mounted]:
+        if os.access(path, os.W_OK) and path.is_dir() and path.stat().st_dev in devices:
+            yield shutil.disk_usage(path).free, str(path)
+
+
+def _read_bytes_per_s(folder: str | None) -> float:
+    """The rate at which a file is read that the kernel no longer has in memory; infinite if it cannot be measured."""
+    block = bytearray(os.urandom(4 * MIB))
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(WRITTEN_BYTES // len(block)):
+            file.write(block)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        start_s = time.monotonic()
+        while file.readinto(block):
+            pass
+        return WRITTEN_BYTES / (time.monotonic() - start_s)
+    return math.inf

@@ -56,14 +56,14 @@ class StoreProfile:
     rates: tuple[ConnectionRate, ...]
 
     @property
-    def bytes_per_s_max(self) -> float:
+    def bandwidth_bytes_per_s(self) -> float:
         """The largest bandwidth that was measured."""
         return max((rate.bytes_per_s for rate in self.rates), default=math.inf)
 
     @property
     def knee_connections(self) -> int:
         """The smallest number of connections with nearly the largest bandwidth."""
-        wanted = KNEE_RATIO * self.bytes_per_s_max
+        wanted = KNEE_RATIO * self.bandwidth_bytes_per_s
         return min((rate.connections for rate in self.rates if rate.bytes_per_s >= wanted), default=1)
 
     @property
@@ -152,7 +152,6 @@ class MachineProfile:
         disk_path: A directory on the disk with the most free space; None if none may be written to.
         disk_free_bytes: Bytes that are free there.
         disk_bytes_per_s: Rate at which a file that is not in memory is read from it; infinite if it was not measured.
-        network_bytes_per_s: Rate of the fastest interface; None if the kernel does not know it, as in most virtual machines.
     """
 
     cores_count: int
@@ -160,7 +159,6 @@ class MachineProfile:
     disk_path: str | None = None
     disk_free_bytes: int = 0
     disk_bytes_per_s: float = math.inf
-    network_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +221,7 @@ class Configuration:
     gap_bytes_max: int = FetchConfig().gap_bytes_max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """One thing to do, or to leave as it is.
 
@@ -232,17 +230,17 @@ class Advice:
             ``"random access"``, ``"index"``, ``"fields"`` or ``"door"``.
         text: The thing to do.
         evidence: The measured numbers that it follows from.
+        command: A command that measures it.
         samples_per_s: Samples per second that are predicted if it is followed; None if it does not change the rate.
         gain_samples_per_s: Number of samples per second more than without it; 0 if things may stay as they are.
-        command: A command that measures it.
     """
 
     topic: str
     text: str
     evidence: str
+    command: str = ""
     samples_per_s: float | None = None
     gain_samples_per_s: float = 0.0
-    command: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.advise.model import break_even_gap_bytes, in_flight, limits_of, predict_samples_per_s
 from penstock.advise.profiles import Advice, Configuration, Report
@@ -23,33 +23,29 @@ REQUESTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128)
 SHARD_BYTES = (4_000_000, 16_000_000, 64_000_000, 256_000_000)
 SHARDS_PER_LANE_MIN = 2  # fewer for each lane, or worker, leave some of them without work at the end of an epoch
-SHARDS_MANY, SHARD_BYTES_USUAL = (
-    1000,
-    64_000_000,
-)  # data that makes more shards is cut into larger ones, up to this size
+SHARDS_MANY = 1000  # data that makes more shards is cut into larger ones...
+SHARD_BYTES_USUAL = 64_000_000  # ...up to this size
 DISK_RATIO_MAX = 0.9  # a cache may take this share of the free disk
 
 
 def recommend(profile: Profile) -> Report:
     """Return what follows from a measurement; parts that were not measured lead to no advice."""
     now = Configuration(threads=profile.machine.cores_count)
-    best = _with_requests(profile, _with_decoding(profile, now))
-    best = replace(best, workers=_workers(profile, best))
+    plain = _with_requests(profile, _with_decoding(profile, now))
+    plain = replace(plain, workers=_workers(profile, plain))
     if profile.store is not None:
-        best = replace(best, gap_bytes_max=break_even_gap_bytes(profile.store, best.requests_max))
-    is_cached = _cache_factor(profile, best) >= GAIN_MIN
-    best = replace(best, shard_bytes=_shard_bytes(profile, best), is_cached=is_cached)
+        plain = replace(plain, gap_bytes_max=break_even_gap_bytes(profile.store, plain.requests_max))
+    is_cached = _cache_factor(profile, plain) >= GAIN_MIN
+    best = replace(plain, shard_bytes=_shard_bytes(profile, plain), is_cached=is_cached)
     report = Report(profile=profile, now=now, best=best)
-    return replace(report, advice=tuple(_advice(report, replace(best, shard_bytes=None, is_cached=False))))
+    return replace(report, advice=tuple(_advice(report, plain)))
 
 
-def _with_decoding(profile: Profile, configuration: Configuration) -> Configuration:
+def _with_decoding(profile: Profile, best: Configuration) -> Configuration:
     """The setting that decodes fastest; another one than the default only where it gains clearly."""
-    best = configuration
-    for rate in sorted(
-        profile.data.cpu_rates if profile.data else (), key=lambda rate: (rate.processes, -rate.threads)
-    ):
-        found = replace(configuration, threads=rate.threads, processes=rate.processes)
+    rates = profile.data.cpu_rates if profile.data else ()
+    for rate in sorted(rates, key=lambda rate: (rate.processes, -rate.threads)):
+        found = replace(best, threads=rate.threads, processes=rate.processes)
         if limits_of(profile, found).decode > DECODE_GAIN_MIN * limits_of(profile, best).decode:
             best = found
     return best
@@ -59,8 +55,7 @@ def _with_requests(profile: Profile, configuration: Configuration) -> Configurat
     """The default number of requests, unless the store throttles it, or more of them bring more."""
     throttled = None if profile.store is None else profile.store.throttled_connections
     allowed = [count for count in REQUESTS if throttled is None or count <= max(4, throttled // 2)]
-    rates = {count: min(limits_of(profile, replace(configuration, requests_max=count))) for count in allowed}
-    good = [count for count in allowed if rates[count] >= NEAR * max(rates.values())]
+    good = _near_best({count: min(limits_of(profile, replace(configuration, requests_max=count))) for count in allowed})
     if configuration.requests_max in good:
         return configuration
     return replace(configuration, requests_max=good[0] if throttled is None else good[-1])
@@ -69,25 +64,26 @@ def _with_requests(profile: Profile, configuration: Configuration) -> Configurat
 def _workers(profile: Profile, configuration: Configuration) -> int:
     """The smallest number of workers with which a blocking client is near its best."""
     peer = replace(configuration, client="blocking")
-    rates = {count: min(limits_of(profile, replace(peer, workers=count))) for count in WORKERS}
-    return min(count for count in WORKERS if rates[count] >= NEAR * max(rates.values()))
+    return _near_best({count: min(limits_of(profile, replace(peer, workers=count))) for count in WORKERS})[0]
 
 
-def _shard_bytes(profile: Profile, best: Configuration) -> int | None:
+def _near_best(rates: Mapping[int, float]) -> list[int]:
+    """The choices whose rate is near the largest."""
+    return [choice for choice, rate in rates.items() if rate >= NEAR * max(rates.values())]
+
+
+def _shard_bytes(profile: Profile, plain: Configuration) -> int | None:
     """The smallest size of shards with which our loader and few blocking workers are near their best; None: no gain."""
     data, cores_count = profile.data, profile.machine.cores_count
     if data is None or profile.store is None:
         return None
-    enough_bytes = 0 if data.is_sampled else SHARDS_PER_LANE_MIN * max(data.lanes, cores_count)
-    sizes = [size for size in SHARD_BYTES if size * enough_bytes <= data.objects_bytes]
-    good = set(sizes)
+    shards_min = 0 if data.is_sampled else SHARDS_PER_LANE_MIN * max(data.lanes, cores_count)
+    sizes = good = [size for size in SHARD_BYTES if size * shards_min <= data.objects_bytes]
     has_gain = False
-    for client in (best, replace(best, client="blocking", workers=min(best.workers, 2 * cores_count))):
+    for client in (plain, replace(plain, client="blocking", workers=min(plain.workers, 2 * cores_count))):
         limits = {size: limits_of(profile, replace(client, shard_bytes=size)) for size in sizes}
-        rates = {
-            size: min(found.latency, found.bandwidth) for size, found in limits.items()
-        }  # packing only helps to read
-        good &= {size for size in sizes if rates[size] >= NEAR * max(rates.values())}
+        near = _near_best({size: min(found.latency, found.bandwidth) for size, found in limits.items()})
+        good = [size for size in good if size in near]
         has_gain |= max(map(min, limits.values()), default=0.0) >= GAIN_MIN * min(limits_of(profile, client))
     if not has_gain:
         return None
@@ -95,15 +91,15 @@ def _shard_bytes(profile: Profile, best: Configuration) -> int | None:
     return max([min(good, default=sizes[-1]), *many])
 
 
-def _cache_factor(profile: Profile, best: Configuration) -> float:
+def _cache_factor(profile: Profile, plain: Configuration) -> float:
     """How many times faster all epochs together are with a cache on the disk, whose first epoch fills it."""
-    plain = predict_samples_per_s(profile, best)
-    cached = max(plain, predict_samples_per_s(profile, replace(best, is_cached=True)))
-    if profile.data is None or profile.machine.disk_path is None or not math.isfinite(cached):
+    rate = predict_samples_per_s(profile, plain)
+    cached = max(rate, predict_samples_per_s(profile, replace(plain, is_cached=True)))
+    if profile.data is None or not math.isfinite(cached):
         return 1.0
     hits = min(1.0, DISK_RATIO_MAX * profile.machine.disk_free_bytes / max(1, profile.data.objects_bytes))
-    later_s = hits / cached + (1 - hits) / plain
-    return profile.epochs / plain / (1 / plain + (profile.epochs - 1) * later_s)
+    later_s = hits / cached + (1 - hits) / rate
+    return profile.epochs / rate / (1 / rate + (profile.epochs - 1) * later_s)
 
 
 # ── the advice ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +128,7 @@ def _advice(report: Report, plain: Configuration) -> Iterator[Advice]:
 
 
 def _of_limit(report: Report, data: DataProfile) -> Advice:
-    profile, limits, step = report.profile, limits_of(report.profile, report.now), report.profile.step_samples_per_s
+    limits, step = limits_of(report.profile, report.now), report.profile.step_samples_per_s
     connections, request_bytes = in_flight(data, report.now)
     evidence = (
         f"{connections} requests of {format_bytes(request_bytes)} in flight / their time = {rate_text(limits.latency)}, "
@@ -145,15 +141,14 @@ def _of_limit(report: Report, data: DataProfile) -> Advice:
         text = f"{part} limits reading; a training step (--step, --step-ms) to compare it with was not given"
     elif min(*limits, data.samples_per_s or math.inf) >= step:
         text = "data is not the limit: it comes faster than the training step takes it"
-    return _made(profile, "limit", text, evidence, command=_try(profile, {"threads": report.now.threads}))
+    return Advice("limit", text, evidence, flags(replace(report, best=report.now)))
 
 
 def _of_decoding(report: Report, data: DataProfile) -> Advice:
-    best = report.best
     evidence = ", ".join(f"{_crew(rate)} {rate_text(rate.samples_per_s)}" for rate in data.cpu_rates)
-    then = replace(report.now, threads=best.threads, processes=best.processes)
-    command = _try(report.profile, _decoding_options(report) or {"threads": best.threads})
-    return _made(report.profile, "decoding", f"decode in {_crew(best)}", evidence, report.now, then, command)
+    then = replace(report.now, threads=report.best.threads, processes=report.best.processes)
+    made = Advice("decoding", f"decode in {_crew(then)}", evidence, flags(replace(report, best=then)))
+    return _gaining(made, report.profile, report.now, then)
 
 
 def _of_concurrency(report: Report, data: DataProfile, store: StoreProfile) -> Advice:
@@ -166,133 +161,122 @@ def _of_concurrency(report: Report, data: DataProfile, store: StoreProfile) -> A
         text = f"the store throttles at {throttled} connections: {text}"
     elif count == report.now.requests_max:
         text = "leave requests_max as it is: the number of requests follows the store by itself"
-    then, command = replace(report.now, requests_max=count), _try(report.profile, {"requests_max": count})
-    return _made(report.profile, "concurrency", text, evidence, report.now, then, command)
+    made = Advice("concurrency", text, evidence, _try(report.profile, {"requests_max": count}))
+    return _gaining(made, report.profile, report.now, replace(report.now, requests_max=count))
 
 
 def _of_workers(report: Report, data: DataProfile, store: StoreProfile, plain: Configuration) -> Advice:
     one, many = (replace(plain, client="blocking", workers=count) for count in (1, plain.workers))
     read_ms = 1e3 * (store.first_byte_p50_s + data.object_bytes / store.connection_bytes_per_s)
     decode_ms = 1e3 * data.decode_s * data.samples_per_object
-    evidence = (
-        f"a worker takes {read_ms:.1f} ms to read an object and {decode_ms:.1f} ms to decode it, one after the other"
-    )
+    evidence = f"a worker takes {read_ms:.1f} ms to read an object, then {decode_ms:.1f} ms to decode it"
     text = f"a library that reads one object at a time needs num_workers={plain.workers}; a penstock Loader needs none"
-    return _made(report.profile, "workers", text, evidence, one, many, f"penstock info {_url(report.profile)}")
+    made = Advice("workers", text, evidence, f"penstock info {_url(report.profile)}")
+    return _gaining(made, report.profile, one, many)
 
 
 def _of_shard_size(report: Report, data: DataProfile, plain: Configuration) -> Advice:
     size, profile = report.best.shard_bytes, report.profile
     evidence = f"{data.objects_count} {data.kind} of {format_bytes(data.object_bytes)} on average"
     if size is None:
-        text = f"leave the {data.kind} as they are: packing gains less than a tenth"
-        return _made(profile, "shard size", text, evidence)
+        return Advice("shard size", f"leave the {data.kind} as they are: packing gains less than a tenth", evidence)
     peers = [replace(plain, client="blocking", workers=4, shard_bytes=each) for each in (None, size)]
     rates = [rate_text(predict_samples_per_s(profile, peer)) for peer in peers]
     evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
     verb, packed = "pack" if data.kind == "objects" else "convert --to tar", _packed(profile)
     command = f"penstock {verb} {_url(profile)} {packed} --shard-size {size // 1_000_000}MB && penstock advise {packed}"
-    text, then = f"pack it into shards of {size // 1_000_000} MB", replace(plain, shard_bytes=size)
-    return _made(profile, "shard size", text, evidence, plain, then, command)
+    made = Advice("shard size", f"pack it into shards of {size // 1_000_000} MB", evidence, command)
+    return _gaining(made, profile, plain, replace(plain, shard_bytes=size))
 
 
 def _of_cache(report: Report, data: DataProfile, plain: Configuration) -> Advice:
     profile, machine = report.profile, report.profile.machine
-    factor, rate = _cache_factor(profile, plain), predict_samples_per_s(profile, plain)
     cached = rate_text(predict_samples_per_s(profile, replace(plain, is_cached=True)))
     size, free = format_bytes(data.objects_bytes), format_bytes(machine.disk_free_bytes)
     evidence = f"{size}{' or more' if data.is_sampled else ''} of data, {free} free at {machine.disk_path}, "
     evidence += f"{profile.epochs} epochs, {cached} from the cache"
     if not report.best.is_cached:
-        return _made(profile, "cache", "no cache: over all epochs it gains less than a tenth", evidence)
-    made = _made(profile, "cache", f"Loader(cache={cache_of(report)!r})", evidence)
-    command = _try(profile, {"cache": cache_of(report)})
-    return replace(made, samples_per_s=factor * rate, gain_samples_per_s=(factor - 1) * rate, command=command)
+        return Advice("cache", "no cache: over all epochs it gains less than a tenth", evidence)
+    command = flags(replace(report, best=replace(report.now, is_cached=True)))
+    factor, rate = _cache_factor(profile, plain), predict_samples_per_s(profile, plain)
+    return Advice("cache", f"Loader(cache={_cache(report)!r})", evidence, command, factor * rate, (factor - 1) * rate)
 
 
 def _of_random_access(report: Report, store: StoreProfile) -> Advice:
-    one_bytes = store.first_byte_p50_s * store.connection_bytes_per_s
+    one_bytes, rate = store.first_byte_p50_s * store.connection_bytes_per_s, store.connection_bytes_per_s
     if not math.isfinite(one_bytes):
-        return _made(report.profile, "random access", "one request for each object", "the objects are small")
-    text = f"read chunks of {format_bytes(one_bytes)} or more; FetchConfig(gap_bytes_max={report.best.gap_bytes_max})"
-    rate = format_bytes(store.connection_bytes_per_s)
-    evidence = f"{1e3 * store.first_byte_p50_s:.1f} ms to the first byte * {rate}/s on a connection = {format_bytes(one_bytes)}"
-    return _made(report.profile, "random access", text, evidence, command=f"penstock info {_url(report.profile)}")
+        return Advice("random access", "one request for each object", "the objects are small")
+    size, wait = format_bytes(one_bytes), f"{1e3 * store.first_byte_p50_s:.1f} ms to the first byte"
+    text = f"read chunks of {size} or more; FetchConfig(gap_bytes_max={report.best.gap_bytes_max})"
+    evidence = f"{wait} * {format_bytes(rate)}/s on a connection = {size}"
+    return Advice("random access", text, evidence, f"penstock info {_url(report.profile)}")
 
 
 def _of_index(report: Report, data: DataProfile) -> Advice:
     if data.is_indexed:
-        return _made(report.profile, "index", "keep the index", "it knows all shards")
+        return Advice("index", "keep the index", "it knows all shards")
     text = "build an index, for samples by number, a length, equal batches on all ranks, and a resume that reads nothing again"
     evidence = f"no index knows the {data.objects_count} shards of {format_bytes(data.object_bytes)}"
-    return _made(report.profile, "index", text, evidence, command=f"penstock index {_url(report.profile)}")
+    return Advice("index", text, evidence, f"penstock index {_url(report.profile)}")
 
 
 def _of_fields(report: Report, data: DataProfile, plain: Configuration) -> Advice:
-    profile, limits = report.profile, limits_of(report.profile, plain)
+    profile = report.profile
     used = [name for name in data.member_bytes if name not in data.unused_members]
     share = sum(data.member_bytes[name] for name in used) / max(1.0, sum(data.member_bytes.values()))
-    rates = [min(*limits, profile.step_samples_per_s)]
-    rates.append(min(limits.latency / share, limits.bandwidth / share, limits.decode, profile.step_samples_per_s))
+    smaller = replace(profile, data=replace(data, objects_bytes=round(share * data.objects_bytes)))
+    rate = predict_samples_per_s(smaller, plain)
+    gain = rate - predict_samples_per_s(profile, plain)
     text = f"leave out {', '.join(data.unused_members)}: the pipeline does not use what it reads"
     spec = shlex.quote(",".join(f"{name}={name}" for name in used))
     command = f"penstock convert {_url(profile)} {_packed(profile)} --to tar --fields {spec}"
-    made = _made(profile, "fields", text, f"{1 - share:.0%} of the bytes of a sample", command=command)
-    return replace(made, samples_per_s=rates[1], gain_samples_per_s=rates[1] - rates[0])
+    return Advice("fields", text, f"{1 - share:.0%} of the bytes of a sample", command, rate, gain)
 
 
 def _of_door(report: Report, data: DataProfile, plain: Configuration) -> Advice:
     profile = report.profile
     peer = replace(plain, client="blocking", workers=profile.machine.cores_count)
-    rates = [predict_samples_per_s(profile, each) for each in (plain, peer)]
-    evidence = (
-        f"Loader {rate_text(rates[0])}, {peer.workers} workers that read one object at a time {rate_text(rates[1])}"
-    )
-    if rates[0] < GAIN_MIN * rates[1]:
+    rate, slower = (predict_samples_per_s(profile, each) for each in (plain, peer))
+    evidence = f"Loader {rate_text(rate)}, {peer.workers} workers that read one object at a time {rate_text(slower)}"
+    if rate < GAIN_MIN * slower:
         text = "any door: a DataLoader with a worker for each core is as fast, and so are files on a mount or from the gateway"
-        return _made(profile, "door", text, evidence)
+        return Advice("door", text, evidence)
     text = "ps.Loader, or penstock.torch.DataLoader; for programs that read files, a mount or the gateway with a cache here"
     text += "; by number or key, pipeline.open()" if data.kind == "objects" or data.is_indexed else ""
-    return _made(profile, "door", text, evidence, peer, plain, flags(report))
+    return _gaining(Advice("door", text, evidence, flags(report)), profile, peer, plain)
 
 
-def _made(
-    profile: Profile, topic: str, text: str, evidence: str, since: Any = None, then: Any = None, command: str = ""
-) -> Advice:
-    """Advice that leads from one configuration to another."""
-    made = Advice(topic=topic, text=text, evidence=evidence, command=command)
-    if then is None or not math.isfinite(after := predict_samples_per_s(profile, then)):
-        return made
-    gain = max(0.0, after - predict_samples_per_s(profile, since))
-    return replace(made, samples_per_s=after, gain_samples_per_s=gain)
+def _gaining(advice: Advice, profile: Profile, since: Configuration, then: Configuration) -> Advice:
+    """The advice with what leads from one configuration to another gains, unless that has no limit."""
+    rate = predict_samples_per_s(profile, then)
+    if not math.isfinite(rate):
+        return advice
+    return replace(
+        advice, samples_per_s=rate, gain_samples_per_s=max(0.0, rate - predict_samples_per_s(profile, since))
+    )
 
 
 # ── the configuration, for people to paste ──────────────────────────────────────────────────────────────────────────
 
 
-def cache_of(report: Report) -> str:
-    """Return the cache that is advised, as ``PATH:SIZE``."""
+def _cache(report: Report) -> str:
+    """The cache that is advised, as ``PATH:SIZE``."""
     machine, data = report.profile.machine, report.profile.data
-    assert data is not None
-    free_bytes = DISK_RATIO_MAX * machine.disk_free_bytes
-    size_bytes = free_bytes if data.is_sampled else min(free_bytes, 1.1 * data.objects_bytes)
+    size_bytes = DISK_RATIO_MAX * machine.disk_free_bytes
+    if data is not None and not data.is_sampled:
+        size_bytes = min(size_bytes, 1.1 * data.objects_bytes)
     return f"{(machine.disk_path or '').rstrip('/')}/penstock:{max(64, math.ceil(size_bytes / 1e6))}MB"
 
 
 def loader_options(report: Report) -> dict[str, int | str]:
     """Return the advised options of a ``Loader`` that differ from its defaults; ``requests_max`` belongs to its ``fetch``."""
-    options = _decoding_options(report)
-    if report.best.requests_max != report.now.requests_max:
-        options["requests_max"] = report.best.requests_max
-    return options | ({"cache": cache_of(report)} if report.best.is_cached else {})
-
-
-def _decoding_options(report: Report) -> dict[str, int | str]:
-    best, lanes = report.best, report.profile.data.lanes if report.profile.data else 1
-    options: dict[str, int | str] = {} if best.threads == report.now.threads else {"threads": best.threads}
-    if best.processes:
-        options |= {"processes": best.processes, "lanes": max(lanes, best.processes)}  # each has lanes of its own
-    return options
+    now, best, data = report.now, report.best, report.profile.data
+    options: dict[str, int | str] = {} if best.threads == now.threads else {"threads": best.threads}
+    if best.processes:  # each has lanes of its own
+        options |= {"processes": best.processes, "lanes": max(data.lanes if data else 1, best.processes)}
+    if best.requests_max != now.requests_max:
+        options["requests_max"] = best.requests_max
+    return options | ({"cache": _cache(report)} if best.is_cached else {})
 
 
 def flags(report: Report) -> str:

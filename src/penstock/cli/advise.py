@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +67,14 @@ def advise(
     from penstock.advise.measurement import try_options
     from penstock.advise.recommendations import code, flags, recommend
 
-    found, given = None if pipeline is None else pipeline_of(pipeline, "--pipeline"), connection.options()
-    size_bytes = parse_bytes(bytes_max, option="--bytes-max")
+    common: dict[str, Any] = {
+        "pipeline": None if pipeline is None else pipeline_of(pipeline, "--pipeline"),
+        "bytes_max": parse_bytes(bytes_max, option="--bytes-max"),
+        **connection.options(),
+    }
     if tried:
         options = [{}, *map(_loader_options, tried)]
-        rates = try_options(
-            url, options, pipeline=found, batch=batch, seconds=seconds, bytes_max=size_bytes, connection=given
-        )
+        rates = try_options(url, options, batch=batch, seconds=seconds, **common)
         for each, rate in zip(options, rates, strict=True):
             shown = ", ".join(f"{name}={value}" for name, value in each.items()) or "the defaults"
             text = f"{rate:14,.1f} samples/s  {rate / max(rates[0], 1e-9):5.2f} x  {shown}"
@@ -83,15 +83,13 @@ def advise(
     with ProgressReport(as_json=as_json) as progress:
         report = measure(
             url,
-            pipeline=found,
             step=None if step is None else function_of(step, "--step"),
             step_s=None if step_ms is None else step_ms / 1000,
             batch=batch,
             epochs=epochs,
             seconds=seconds,
-            bytes_max=size_bytes,
             progress=lambda part: progress.update(description=part),
-            **given,
+            **common,
         )
     report = recommend(replace(report.profile, pipeline_name=pipeline))  # whose commands name it
     (_print_json if as_json else _print)(report)
@@ -118,7 +116,7 @@ def _print(report: Report) -> None:
     from penstock.advise.recommendations import rate_text
 
     for group, values in _facts(report):
-        shown = {name: value for name, value in _plain(values).items() if not isinstance(value, list)}
+        shown = {name: value for name, value in values.items() if not isinstance(value, list)}
         shown |= {f"{name}_bytes": size for name, size in shown.pop("member_bytes", {}).items()}
         print_facts({group: {name: value for name, value in shown.items() if value not in (None, "")}})
     for advice in report.advice:
@@ -134,31 +132,29 @@ def _print(report: Report) -> None:
 
 
 def _print_json(report: Report) -> None:
-    lines = [*_facts(report), *(("advice", asdict(advice)) for advice in report.advice)]
+    for kind, values in _facts(report):
+        print_result(json.dumps({"kind": kind, **values}))
+    for kind, records in ("advice", report.advice), ("configuration", [report.best]):
+        for record in records:
+            print_result(json.dumps({"kind": kind, **_values(record)}))
     names = ("url", "epochs", "step_samples_per_s", "received_bytes", "seconds", "notes", "is_interrupted")
-    summary = {name: getattr(report.profile, name) for name in names}
-    for kind, values in [*lines, ("configuration", asdict(report.best)), ("summary", summary)]:
-        print_result(json.dumps({"kind": kind, **_plain(values)}))
+    summary = _values(report.profile)
+    print_result(json.dumps({"kind": "summary", **{name: summary[name] for name in names}}))
 
 
 def _facts(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
     """What was measured, by part."""
     profile = report.profile
-    yield "machine", asdict(profile.machine)
+    yield "machine", _values(profile.machine)
     if profile.store is not None:
-        derived = {name: getattr(profile.store, name) for name in ("knee_connections", "throttled_connections")}
-        rates = {"bandwidth_bytes_per_s": profile.store.bytes_per_s_max, "listed_per_s": profile.listed_per_s}
-        yield "store", {**asdict(profile.store), **derived, **rates}
+        yield "store", {**_values(profile.store), "listed_per_s": profile.listed_per_s}
     if profile.data is not None:
-        derived = {name: getattr(profile.data, name) for name in ("object_bytes", "sample_bytes", "decode_s")}
-        values = {**asdict(profile.data), **derived}
+        values = _values(profile.data)
         yield "data", {"stored_as": values.pop("kind"), **values}
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: infinite numbers are null."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _values(record: Any) -> dict[str, Any]:
+    """The fields and the properties of a record as JSON has them: infinite numbers are null."""
+    derived = [name for name, value in vars(type(record)).items() if isinstance(value, property)]
+    values = asdict(record) | {name: getattr(record, name) for name in derived}
+    return dict(json.loads(json.dumps(values), parse_constant=lambda _: None))
