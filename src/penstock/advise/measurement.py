@@ -273,7 +273,8 @@ class DataProbe:
         except UnsupportedFormatError:
             self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **found.options).source
             samples = peek(Pipeline(self._source), PEEKED_COUNT)
-        pipeline = pipeline or Pipeline(self._source, _default_stages(samples))
+        if pipeline is None:
+            pipeline = Pipeline(self._source, _default_stages(samples))
         self._stages = tuple(stage for stage in pipeline.stages if not isinstance(stage, _LEFT_OUT))
         is_sharded = isinstance(self._source, Shards)
         is_columnar = name in FORMATS and FORMATS[name].unit == "block"

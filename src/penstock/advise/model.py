@@ -119,12 +119,11 @@ def break_even_gap_bytes(store: StoreProfile, requests_max: int, request_bytes: 
     if not math.isfinite(store.connection_bytes_per_s):
         return FetchConfig().gap_bytes_max
     wait_bytes = store.first_byte_p50_s * store.connection_bytes_per_s
-    asked = requests_max * request_bytes / (store.first_byte_p50_s + request_bytes / store.connection_bytes_per_s)
     bytes_per_s = capacity_bytes_per_s(store, requests_max, request_bytes)
-    if asked <= bytes_per_s:
+    if requests_max * request_bytes / (wait_bytes + request_bytes) * store.connection_bytes_per_s <= bytes_per_s:
         return round(wait_bytes)
-    request_s = request_bytes / bytes_per_s - request_bytes / store.bandwidth_bytes_per_s
-    return round(min(wait_bytes, max(0.0, request_s) * store.bandwidth_bytes_per_s))
+    spent_bytes = request_bytes * (store.bandwidth_bytes_per_s / bytes_per_s - 1)
+    return round(min(wait_bytes, max(0.0, spent_bytes)))
 
 
 def _decode_limit(profile: Profile, data: DataProfile, configuration: Configuration) -> float:
@@ -138,6 +137,4 @@ def _decode_limit(profile: Profile, data: DataProfile, configuration: Configurat
     alike = [rate for rate in data.cpu_rates if (rate.processes > 0) == has_processes] or data.cpu_rates
     nearest = min(alike, key=lambda rate: abs(rate.threads - configuration.threads))
     scaled = nearest.samples_per_s * configuration.threads / nearest.threads
-    return (
-        scaled if nearest.threads == configuration.threads else min(scaled, max(rate.samples_per_s for rate in alike))
-    )
+    return min(scaled, max(rate.samples_per_s for rate in alike))

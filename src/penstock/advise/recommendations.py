@@ -114,15 +114,10 @@ def _advice(report: Report, plain: Configuration) -> Iterator[Advice]:
     if data.cpu_rates:
         yield _of_decoding(report, data)
     if store is not None:
-        yield _of_concurrency(report, data, store)
-        yield _of_workers(report, data, store, plain)
-        yield _of_shard_size(report, data, plain)
-        yield _of_cache(report, data, plain)
+        yield from _of_requests(report, data, store, plain)
+        yield from _of_storage(report, data, plain)
         yield _of_random_access(report, store)
-    if data.kind == "shards":
-        yield _of_index(report, data)
-    if data.unused_members:
-        yield _of_fields(report, data, plain)
+    yield from _of_contents(report, data, plain)
     if store is not None and data.cpu_rates:
         yield _of_door(report, data, plain)
 
@@ -151,8 +146,9 @@ def _of_decoding(report: Report, data: DataProfile) -> Advice:
     return _gaining(made, report.profile, report.now, then)
 
 
-def _of_concurrency(report: Report, data: DataProfile, store: StoreProfile) -> Advice:
-    count, throttled = report.best.requests_max, store.throttled_connections
+def _of_requests(report: Report, data: DataProfile, store: StoreProfile, plain: Configuration) -> Iterator[Advice]:
+    """What many requests in flight gain: for the loader, and for a library whose workers each have one."""
+    count, throttled, profile = report.best.requests_max, store.throttled_connections, report.profile
     curve = ", ".join(f"{rate.connections}: {format_bytes(rate.bytes_per_s)}/s" for rate in store.rates)
     kept, _ = in_flight(data, report.best)
     evidence = f"bandwidth by connections {curve}; knee at {store.knee_connections}; this data keeps {kept} in flight"
@@ -161,45 +157,44 @@ def _of_concurrency(report: Report, data: DataProfile, store: StoreProfile) -> A
         text = f"the store throttles at {throttled} connections: {text}"
     elif count == report.now.requests_max:
         text = "leave requests_max as it is: the number of requests follows the store by itself"
-    made = Advice("concurrency", text, evidence, _try(report.profile, {"requests_max": count}))
-    return _gaining(made, report.profile, report.now, replace(report.now, requests_max=count))
-
-
-def _of_workers(report: Report, data: DataProfile, store: StoreProfile, plain: Configuration) -> Advice:
-    one, many = (replace(plain, client="blocking", workers=count) for count in (1, plain.workers))
+    made = Advice("concurrency", text, evidence, _try(profile, {"requests_max": count}))
+    yield _gaining(made, profile, report.now, replace(report.now, requests_max=count))
+    one, many = (replace(plain, client="blocking", workers=each) for each in (1, plain.workers))
     read_ms = 1e3 * (store.first_byte_p50_s + data.object_bytes / store.connection_bytes_per_s)
     decode_ms = 1e3 * data.decode_s * data.samples_per_object
     evidence = f"a worker takes {read_ms:.1f} ms to read an object, then {decode_ms:.1f} ms to decode it"
     text = f"a library that reads one object at a time needs num_workers={plain.workers}; a penstock Loader needs none"
-    made = Advice("workers", text, evidence, f"penstock info {_url(report.profile)}")
-    return _gaining(made, report.profile, one, many)
+    yield _gaining(Advice("workers", text, evidence, f"penstock info {_url(profile)}"), profile, one, many)
 
 
-def _of_shard_size(report: Report, data: DataProfile, plain: Configuration) -> Advice:
-    size, profile = report.best.shard_bytes, report.profile
+def _of_storage(report: Report, data: DataProfile, plain: Configuration) -> Iterator[Advice]:
+    """Where the data should lie: in larger shards, in a cache on this machine."""
+    profile, machine, size = report.profile, report.profile.machine, report.best.shard_bytes
     evidence = f"{data.objects_count} {data.kind} of {format_bytes(data.object_bytes)} on average"
     if size is None:
-        return Advice("shard size", f"leave the {data.kind} as they are: packing gains less than a tenth", evidence)
-    peers = [replace(plain, client="blocking", workers=4, shard_bytes=each) for each in (None, size)]
-    rates = [rate_text(predict_samples_per_s(profile, peer)) for peer in peers]
-    evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
-    verb, packed = "pack" if data.kind == "objects" else "convert --to tar", _packed(profile)
-    command = f"penstock {verb} {_url(profile)} {packed} --shard-size {size // 1_000_000}MB && penstock advise {packed}"
-    made = Advice("shard size", f"pack it into shards of {size // 1_000_000} MB", evidence, command)
-    return _gaining(made, profile, plain, replace(plain, shard_bytes=size))
-
-
-def _of_cache(report: Report, data: DataProfile, plain: Configuration) -> Advice:
-    profile, machine = report.profile, report.profile.machine
+        yield Advice("shard size", f"leave the {data.kind} as they are: packing gains less than a tenth", evidence)
+    else:
+        peers = [replace(plain, client="blocking", workers=4, shard_bytes=each) for each in (None, size)]
+        rates = [rate_text(predict_samples_per_s(profile, peer)) for peer in peers]
+        evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
+        verb, packed, megabytes = (
+            "pack" if data.kind == "objects" else "convert --to tar",
+            _packed(profile),
+            size // 10**6,
+        )
+        command = f"penstock {verb} {_url(profile)} {packed} --shard-size {megabytes}MB && penstock advise {packed}"
+        made = Advice("shard size", f"pack it into shards of {megabytes} MB", evidence, command)
+        yield _gaining(made, profile, plain, replace(plain, shard_bytes=size))
     cached = rate_text(predict_samples_per_s(profile, replace(plain, is_cached=True)))
-    size, free = format_bytes(data.objects_bytes), format_bytes(machine.disk_free_bytes)
-    evidence = f"{size}{' or more' if data.is_sampled else ''} of data, {free} free at {machine.disk_path}, "
+    stored, free = format_bytes(data.objects_bytes), format_bytes(machine.disk_free_bytes)
+    evidence = f"{stored}{' or more' if data.is_sampled else ''} of data, {free} free at {machine.disk_path}, "
     evidence += f"{profile.epochs} epochs, {cached} from the cache"
     if not report.best.is_cached:
-        return Advice("cache", "no cache: over all epochs it gains less than a tenth", evidence)
+        yield Advice("cache", "no cache: over all epochs it gains less than a tenth", evidence)
+        return
     command = flags(replace(report, best=replace(report.now, is_cached=True)))
     factor, rate = _cache_factor(profile, plain), predict_samples_per_s(profile, plain)
-    return Advice("cache", f"Loader(cache={_cache(report)!r})", evidence, command, factor * rate, (factor - 1) * rate)
+    yield Advice("cache", f"Loader(cache={_cache(report)!r})", evidence, command, factor * rate, (factor - 1) * rate)
 
 
 def _of_random_access(report: Report, store: StoreProfile) -> Advice:
@@ -212,25 +207,25 @@ def _of_random_access(report: Report, store: StoreProfile) -> Advice:
     return Advice("random access", text, evidence, f"penstock info {_url(report.profile)}")
 
 
-def _of_index(report: Report, data: DataProfile) -> Advice:
-    if data.is_indexed:
-        return Advice("index", "keep the index", "it knows all shards")
-    text = "build an index, for samples by number, a length, equal batches on all ranks, and a resume that reads nothing again"
-    evidence = f"no index knows the {data.objects_count} shards of {format_bytes(data.object_bytes)}"
-    return Advice("index", text, evidence, f"penstock index {_url(report.profile)}")
-
-
-def _of_fields(report: Report, data: DataProfile, plain: Configuration) -> Advice:
+def _of_contents(report: Report, data: DataProfile, plain: Configuration) -> Iterator[Advice]:
+    """What is known of shards, and what is read of them and not used."""
     profile = report.profile
-    used = [name for name in data.member_bytes if name not in data.unused_members]
-    share = sum(data.member_bytes[name] for name in used) / max(1.0, sum(data.member_bytes.values()))
-    smaller = replace(profile, data=replace(data, objects_bytes=round(share * data.objects_bytes)))
-    rate = predict_samples_per_s(smaller, plain)
-    gain = rate - predict_samples_per_s(profile, plain)
-    text = f"leave out {', '.join(data.unused_members)}: the pipeline does not use what it reads"
-    spec = shlex.quote(",".join(f"{name}={name}" for name in used))
-    command = f"penstock convert {_url(profile)} {_packed(profile)} --to tar --fields {spec}"
-    return Advice("fields", text, f"{1 - share:.0%} of the bytes of a sample", command, rate, gain)
+    if data.is_indexed:
+        yield Advice("index", "keep the index", "it knows all shards")
+    elif data.kind == "shards":
+        text = "build an index: samples by number, a length, equal batches on all ranks, and a resume that reads nothing again"
+        evidence = f"no index knows the {data.objects_count} shards of {format_bytes(data.object_bytes)}"
+        yield Advice("index", text, evidence, f"penstock index {_url(profile)}")
+    if data.unused_members:
+        used = {name: size for name, size in data.member_bytes.items() if name not in data.unused_members}
+        share = sum(used.values()) / max(1.0, sum(data.member_bytes.values()))
+        smaller = replace(profile, data=replace(data, objects_bytes=round(share * data.objects_bytes)))
+        rate = predict_samples_per_s(smaller, plain)
+        text = f"leave out {', '.join(data.unused_members)}: the pipeline does not use what it reads"
+        spec = shlex.quote(",".join(f"{name}={name}" for name in used))
+        command = f"penstock convert {_url(profile)} {_packed(profile)} --to tar --fields {spec}"
+        evidence, gain = f"{1 - share:.0%} of the bytes of a sample", rate - predict_samples_per_s(profile, plain)
+        yield Advice("fields", text, evidence, command, rate, gain)
 
 
 def _of_door(report: Report, data: DataProfile, plain: Configuration) -> Advice:
@@ -293,10 +288,10 @@ def code(report: Report) -> str:
     if "requests_max" in options:
         options["fetch"] = f"ps.FetchConfig(requests_min=1, requests_max={options.pop('requests_max')})"
     settings = "".join(f", {name}={value if name == 'fetch' else repr(value)}" for name, value in options.items())
-    grouping = {} if data.group_by is None else {"group_by": data.group_by}
-    given = "".join(f", {name}={value!r}" for name, value in {**grouping, **profile.options}.items())
+    given = {"group_by": data.group_by, **profile.options}
+    connected = "".join(f", {name}={value!r}" for name, value in given.items() if value)
     stages = data.stages.replace("Image(", "ps.Image(").replace("Bytes(", "ps.Bytes(")
-    made = f"pipeline = ps.{data.kind}({profile.url!r}{given}){stages}.batch({data.batch_size})"
+    made = f"pipeline = ps.{data.kind}({profile.url!r}{connected}){stages}.batch({data.batch_size})"
     if profile.pipeline_name is not None:
         made = "from {} import {} as pipeline".format(*profile.pipeline_name.split(":"))
     body = f"    with ps.Loader(pipeline{settings}) as loader:\n        print(ps.describe(next(iter(loader))))"

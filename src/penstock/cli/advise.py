@@ -132,14 +132,11 @@ def _print(report: Report) -> None:
 
 
 def _print_json(report: Report) -> None:
-    for kind, values in _facts(report):
-        print_result(json.dumps({"kind": kind, **values}))
-    for kind, records in ("advice", report.advice), ("configuration", [report.best]):
-        for record in records:
-            print_result(json.dumps({"kind": kind, **_values(record)}))
     names = ("url", "epochs", "step_samples_per_s", "received_bytes", "seconds", "notes", "is_interrupted")
-    summary = _values(report.profile)
-    print_result(json.dumps({"kind": "summary", **{name: summary[name] for name in names}}))
+    profile, advice = _values(report.profile), [("advice", _values(each)) for each in report.advice]
+    summary = {name: profile[name] for name in names}
+    for kind, values in *_facts(report), *advice, ("configuration", _values(report.best)), ("summary", summary):
+        print_result(json.dumps({"kind": kind, **values}))
 
 
 def _facts(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
