@@ -118,11 +118,12 @@ def cost(
     """
     from penstock.cost import Workload, estimate
     from penstock.cost.options import number
-    from penstock.cost.page import check_page, page
+    from penstock.cost.page import page
     from penstock.cost.tables import formulas_table, further_tables, options_table, prices_table
+    from penstock.text.pages import check_pages
 
     if html is not None:
-        check_page()
+        check_pages()
     prices = pricing.read()
     if url is not None and objects is None and size_bytes is None:
         objects, size_bytes = _counted(url, filters, connection, as_json=as_json)

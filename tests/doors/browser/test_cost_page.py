@@ -31,8 +31,11 @@ def test_both_colour_schemes(scheme: str, tmp_path: Path) -> None:
             is_light = sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) > 380
             assert is_light == (scheme == "light")
             assert await browser.evaluate(LOW_CONTRAST) == []
-            series = "new Set([...document.querySelectorAll('svg #legend_1 text')].map(each => each.textContent)).size"
-            assert await browser.evaluate(series) == 11
+            shown = "[...document.querySelectorAll('%s')].map(each => each.textContent)"
+            texts = set(await browser.evaluate(shown % "svg text"))
+            names = await browser.evaluate(shown % "table:first-of-type tbody th")
+            assert len(set(names) & texts) == 11
+            assert {"epochs", "1", "10", "100", "US dollars without GPU hosts"} <= texts
             narrow = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
             for shape in ({}, narrow):
                 if shape:
