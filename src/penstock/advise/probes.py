@@ -131,9 +131,7 @@ class StoreProbe:
         """
         progress("first bytes")
         p50_s, p99_s = p50_p99(first_bytes(self._store, self._objects[0], self._seconds))
-        self.profile = StoreProfile(
-            first_byte_p50_s=p50_s, first_byte_p99_s=p99_s, connection_bytes_per_s=math.inf, rates=()
-        )
+        self.profile = StoreProfile(first_byte_p50_s=p50_s, first_byte_p99_s=p99_s)
         gains: list[float] = []
         for connections in CONNECTIONS:
             progress(f"{connections} connections")
@@ -154,16 +152,16 @@ class StoreProbe:
 
     def _add_rate(self, connections: int, request_bytes: int) -> ConnectionRate:
         """Measure from the end of the first wave of requests on: these wait for connections, and for each other."""
-        start_s, cpu_s, sizes, throttled, body_s = time.monotonic(), time.process_time(), [0], 0, 0.0
-        ends_s = [start_s]
+        ends_s, sizes, cpu_s, throttled, body_s = [time.monotonic()], [0], time.process_time(), 0, 0.0
         try:
             for _, done in perform_many(self._store, self._operations(request_bytes), requests_max=connections):
                 ends_s.append(time.monotonic())
                 sizes.append(done.received_bytes)
                 throttled += sum(attempt.throttled for attempt in done.attempts)
                 body_s += sum(attempt.total_s - attempt.first_byte_s for attempt in done.attempts)
-                is_enough = ends_s[-1] > start_s + self._seconds or sum(sizes) > self._bytes_max
-                if (is_enough and len(sizes) > 2 * connections) or ends_s[-1] > start_s + 3 * self._seconds:
+                spent_s = ends_s[-1] - ends_s[0]
+                is_enough = spent_s > self._seconds or sum(sizes) > self._bytes_max
+                if (is_enough and len(sizes) > 2 * connections) or spent_s > 3 * self._seconds:
                     break
         except ThrottledError:
             throttled += connections  # not even retries helped
@@ -174,7 +172,7 @@ class StoreProbe:
             request_bytes=received // max(1, count),
             bytes_per_s=sum(sizes[first + 1 :]) / max(ends_s[-1] - ends_s[first], 1e-6),
             throttled_ratio=throttled / max(1, count + throttled),
-            busy_cores=(time.process_time() - cpu_s) / max(ends_s[-1] - start_s, 1e-6),
+            busy_cores=(time.process_time() - cpu_s) / max(ends_s[-1] - ends_s[0], 1e-6),
         )
         assert self.profile is not None
         self.received_bytes += received

@@ -52,8 +52,8 @@ class StoreProfile:
 
     first_byte_p50_s: float
     first_byte_p99_s: float
-    connection_bytes_per_s: float
-    rates: tuple[ConnectionRate, ...]
+    connection_bytes_per_s: float = math.inf
+    rates: tuple[ConnectionRate, ...] = ()
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
