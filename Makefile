@@ -124,7 +124,7 @@ FRAMEWORK_package := --group package
 FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := mosaicml-streaming
 FRAMEWORK_s3torchconnector := 's3torchconnector[dcp]==1.5.0' lightning
-FRAMEWORK_bench := 'webdataset==1.*' 's3torchconnector[dcp]==1.5.0' minio s3fs==2026.6.0 'datasets>=4,<5.1' tensorflow-cpu litdata mosaicml-streaming torchdata==0.9.0 'ray[data]' ministack
+FRAMEWORK_bench := 'webdataset==1.*' 's3torchconnector[dcp]==1.5.0' minio s3fs==2026.6.0 'datasets>=4,<5.1' tensorflow-cpu litdata mosaicml-streaming torchdata==0.9.0 'ray[data]'
 FRAMEWORK_gateway := s3torchconnector awscli s3fs minio pandas ministack  # ministack wants one version of botocore, which the others then take
 UNWANTED_bench := torchvision
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import

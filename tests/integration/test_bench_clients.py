@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,13 +65,15 @@ def parquet(records: list[dict[str, Any]]) -> bytes:
 @contextmanager
 def client(entry: Entry, server: Any, bucket: str) -> Iterator[ClientProcess]:
     """The process of a client, which knows the server."""
-    environment = client_environment(**server.environment)
+    folder = tempfile.mkdtemp()  # libraries want a place for their own caches
+    environment = client_environment(**server.environment, XDG_CACHE_HOME=folder, HF_HOME=folder)
     process = ClientProcess(entry.name, client_command(entry.module), environment=environment, answer_s_max=120)
     try:
         process.ask({"do": "open", "url": server.endpoint_url, "bucket": bucket, "options": dict(entry.options)})
         yield process
     finally:
         process.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def job_of(format_name: str, keys: list[str], scratch: Path) -> dict[str, Any]:
