@@ -63,6 +63,7 @@ _SHARDS = frozenset({"tar", "tar.gz", "tfrecord", "parquet", "recordio", "mds", 
 _TAR, _OBJECTS, _PARQUET, _TFRECORD = (frozenset({name}) for name in ("tar", "objects", "parquet", "tfrecord"))
 _ANY = _SHARDS | _OBJECTS
 _FILES = _TAR | _OBJECTS | _PARQUET
+_BY_NUMBER = _ANY - {"parquet", "tar.gz"}  # which are read a block at a time
 
 
 def _ours(name: str, module: str = "penstock", formats: frozenset[str] = _ANY, **about: Any) -> Entry:
@@ -94,7 +95,7 @@ ENTRIES = (
     _ours("penstock", workers="threads"),
     _ours("penstock, processes", packages=("cloudpickle",), options={"processes": 2}, workers="processes"),
     _ours("penstock, DataLoader", packages=("torch",), options={"mode": "torch"}, workers="workers"),
-    _ours("penstock, map-style", packages=("torch",), options={"mode": "map"}, workers="workers"),
+    _ours("penstock, map-style", formats=_BY_NUMBER, packages=("torch",), options={"mode": "map"}, workers="workers"),
     _tensorflow("penstock, TensorFlow", "dataset", _ANY, is_ours=True),
     _in_dataloader("penstock, mount", "files", _FILES, options={"way": "mount"}, is_ours=True),
     _in_dataloader("penstock, pipe", "files", _TAR, options={"way": "pipe", "workers": 2}, is_ours=True),
