@@ -110,9 +110,8 @@ class ClientProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S_MAX)
         self._kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait in the kernel for another program's mount
+            self._process.wait(END_S_MAX)
         GUARD.release(self.pid)
         self._process.stdout.close()
         self._errors.close()
