@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -72,7 +71,7 @@ def test_a_run_that_is_stopped(url: str, tmp_path: Path) -> None:
 
     def has_turn() -> bool:
         path = tmp_path / FILE
-        return path.exists() and any(json.loads(line)["kind"] == "turn" for line in path.read_text().splitlines())
+        return path.exists() and '"kind": "turn"' in path.read_text()  # the last line may not be complete
 
     wait_until(has_turn)
     process.send_signal(signal.SIGINT)
