@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from clients import BUCKET, Client
 from harness import memory_folder
 
-from penstock.bench.clients.loop import MASK, tree_pss_bytes
+from penstock.bench.clients.loop import MASK
+from penstock.bench.measuring import Monitor
 from penstock.bench.origin.server import Origin
 from penstock.bench.process import BenchError, client_command
 from penstock.bench.samples import write_tar, write_tfrecord
@@ -174,9 +174,9 @@ class Loads(Client):
     def checked(self, samples: Samples, job: dict[str, Any]) -> None:
         """Run one uncounted epoch in which every byte is compared and memory is measured."""
         whole = {**self.job(job), "check": self.options.get("mode", "loader") == "loader"}
-        with PeakPss(self.pid) as peak:
+        with Monitor(self.pid) as monitor:
             answer = self.ask({"do": "epoch", "job": whole})
-        self.pss_mb = peak.peak_bytes / 1e6
+        self.pss_mb = monitor.peak_pss_bytes / 1e6
         self._verify(samples, answer, whole)
 
     def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
@@ -209,28 +209,6 @@ class Fresh(Loads):
         if answer["samples"] != BATCH or answer["check"] != samples.check(answer["labels"]):
             raise BenchError(f"{self.name}: a first batch of {answer['samples']}, labels {answer['labels'][:8]}...")
         return answer
-
-
-class PeakPss:
-    """The peak memory of a process and its descendants, sampled five times a second while the context is open."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak_bytes, self._pid, self._ended = 0, pid, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def _watch(self) -> None:
-        while True:
-            self.peak_bytes = max(self.peak_bytes, tree_pss_bytes(self._pid))
-            if self._ended.wait(0.2):
-                return
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 @contextmanager

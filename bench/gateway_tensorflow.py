@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clients import BUCKET, HERE, Function
-from epochs import Loads, PeakPss, Samples, bucket, keys_in
+from epochs import Loads, Samples, bucket, keys_in
 from gateway import gateway
 from gateway_transforms import cv2_pixels, decoded
 from harness import arguments
 
 from penstock.bench.clients.loop import tree_cpu_s
+from penstock.bench.measuring import Monitor
 from penstock.bench.origin.server import Origin
 from penstock.bench.samples import thumbnails
 from penstock.bench.turns import Row, Run
@@ -155,9 +156,9 @@ def large(options: Any) -> None:
             client = TensorFlowReader("cold, all bytes compared", "tensorflow", same=RECORDS, way="records")
 
             def measure(client: Any) -> dict[str, Any]:
-                with PeakPss(served.pid) as peak:
+                with Monitor(served.pid) as monitor:
                     client.checked(written, {"url": served.url, "keys": keys_in(root, "turn00/")})
-                return {"gateway_mb": peak.peak_bytes / 1e6, "client_mb": client.pss_mb}
+                return {"gateway_mb": monitor.peak_pss_bytes / 1e6, "client_mb": client.pss_mb}
 
             metrics = {"gateway MB": lambda a: a["gateway_mb"], "TensorFlow MB": lambda a: a["client_mb"]}
             with Run(

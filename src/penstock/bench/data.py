@@ -56,7 +56,7 @@ class DataFacts:
         image: Name of the field with the most bytes.
         label: Name of the field that looks like the label; None if there is none.
         label_kind: TensorFlow's name for the type of the label: ``int64``, ``float32`` or ``string``.
-            is_picture: Whether `image` holds pictures that can be decoded.
+        is_picture: Whether `image` holds pictures that can be decoded.
         sample_bytes: Mean bytes of `image` in the first samples.
         stored_bytes: Mean bytes that these samples take with all their fields, in a tar with headers and padding.
         first_byte_s: Median seconds until the first byte of an object arrives.

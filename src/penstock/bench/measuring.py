@@ -23,10 +23,12 @@ class Monitor:
         series: Rows of seconds since the start, CPU of the tree and of the host (1 is one core), memory of the tree in bytes
             (PSS: what is shared counts once), bytes that the host received, and the busy share of the GPU, which is None
             without one.
+        peak_pss_bytes: Largest memory of the tree in bytes, also of a context that is too short for a row.
     """
 
     def __init__(self, process_id: int) -> None:
         self.series: list[tuple[float, float, float, int, int, float | None]] = []
+        self.peak_pss_bytes = 0
         self._process = psutil.Process(process_id)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-bench-monitor", daemon=True)
@@ -43,6 +45,7 @@ class Monitor:
     def _watch(self) -> None:
         start_s = before_s = time.perf_counter()
         tree_s, host_s, received = self._cpu_s(), _host_cpu_s(), psutil.net_io_counters().bytes_recv
+        self._pss_bytes()
         while not self._ended.wait(INTERVAL_S):
             now_s, tree_now_s, host_now_s = time.perf_counter(), self._cpu_s(), _host_cpu_s()
             passed_s = now_s - before_s
@@ -54,6 +57,7 @@ class Monitor:
                 )
             )  # fmt: skip
             before_s, tree_s, host_s = now_s, tree_now_s, host_now_s
+        self._pss_bytes()
 
     def _tree(self) -> list[psutil.Process]:
         with suppress(psutil.Error):
@@ -72,12 +76,8 @@ class Monitor:
         for process in self._tree():
             with suppress(psutil.Error):
                 total += process.memory_full_info().pss
+        self.peak_pss_bytes = max(self.peak_pss_bytes, total)
         return total
-
-    @property
-    def peak_pss_bytes(self) -> int:
-        """Largest memory of the tree in bytes; 0 before the first sample."""
-        return max((row[3] for row in self.series), default=0)
 
 
 class RequestLog:

@@ -240,7 +240,7 @@ class _Runner:
             "pipeline": options.pipeline,
         }  # fmt: skip
         self._log = RequestLog(options.origin_log) if options.origin_log else None
-        self._processes: dict[str, ClientProcess] = {}
+        self._processes: dict[str, tuple[ClientProcess, dict[str, str]]] = {}
 
     def run(self, turn: Turn, seconds: float) -> None:
         """Measure one turn of about so many seconds and add it to the record, or the reason why it failed."""
@@ -277,7 +277,6 @@ class _Runner:
                 environment["AWS_ENDPOINT_URL"] = data.endpoint_url
             process = ClientProcess(entry.name, command, environment=environment, answer_s_max=ANSWER_S_MAX)
             self._stack.callback(process.close)
-            self._processes[key] = process
             opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": options}
-            self._versions = {**getattr(self, "_versions", {}), key: process.ask(opening)["versions"]}
-        return self._processes[key], self._versions[key]
+            self._processes[key] = process, process.ask(opening)["versions"]
+        return self._processes[key]

@@ -208,18 +208,6 @@ def tree_cpu_s(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def tree_pss_bytes(pid: int) -> int:
-    """Proportional memory of the tree: what is shared counts once."""
-    total = 0
-    for one in tree(pid):
-        try:
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total * 1024
-
-
 def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Load an epoch or its beginning, and answer what that took.
 
