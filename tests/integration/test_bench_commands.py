@@ -106,7 +106,7 @@ def test_a_scenario_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         assert lines[-1]["kind"] == "end"
     (turn,) = [each for each in after["packed"] if each["kind"] == "turn"][:1]
     assert isinstance(turn["requests"], dict)
-    assert turn["requests"]["GET"] >= 2
+    assert turn["requests"]["GET"] >= 1  # the data is one shard, which a turn may read once
     assert "one object for each sample: s3://bench/objects-140/" in done.stdout
     assert "first byte after 3" in done.stdout
     assert (folder / "report.html").exists()
