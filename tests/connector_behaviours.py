@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy.random  # noqa: F401 - or forked workers of PyTorch import it, and what a collection ends then may import, too: on Python 3.11 a KeyError
 import torch
 import torch.distributed.checkpoint
 
