@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from clients import BUCKET
-from epochs import Samples, bucket, photographs
-from harness import Row, arguments, print_report, surroundings
+from epochs import Samples, bucket
+from harness import arguments
 
 import penstock as ps
 from penstock.bench.origin import Origin
+from penstock.bench.samples import photographs
+from penstock.bench.turns import Row, print_report, surroundings
 
 NEAR, TARGET = 0.85, 0.95
 URL = f"s3://{BUCKET}"
