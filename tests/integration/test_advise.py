@@ -117,12 +117,13 @@ def test_edges(user: Any, bucket: str, s3_store: Store, monkeypatch: pytest.Monk
     for number in range(9):
         s3_store.write(f"mixed/{number}.txt", b"text")
     s3_store.write("mixed/a.tar", tar(20))
+    s3_store.write("mixed/b.txt", b"text")
     monkeypatch.setattr("penstock.advise.measurement.LISTED_MAX", 10)
     mixed = ps.advise(f"s3://{bucket}/mixed/", seconds=SECONDS)
     assert mixed.profile.data is not None
     assert mixed.profile.data.formats == {".txt": 9, "tar": 1}
     assert mixed.profile.notes == (
-        "there are more than the 10 objects that were looked at",
+        "there are more than the 10 objects that were looked at: number and size are estimates",
         "mixed formats: this looks at 1 objects of tar, and leaves out 9 objects of other formats",
     )
     with pytest.raises(ConfigError, match="one source"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,14 +48,28 @@ def test_many_objects_are_sampled(store: ps.Store, monkeypatch: pytest.MonkeyPat
     assert (len(facts.keys), facts.objects_count, facts.prefix) == (3, 5, "many")
     record = BenchRecord(Path("unused"), run={"url": facts.url, "part": "", "data": facts.record()})
     assert "(5 objects, of which clients read the first 3, 50 B, first byte after " in record.title
+    monkeypatch.setattr("penstock.bench.data.OBJECTS_MAX", 2)
+    record.run["data"] = look_at("s3://odd/many/", {}).record()
+    assert "(about 5 objects, of which clients read the first 2, about 50 B, first byte after " in record.title
 
 
 def test_mixed_formats(store: ps.Store) -> None:
-    """Shards beside other files are an error that names one, or all are read as single objects; nothing else happens."""
+    """Objects of unknown formats are samples; beside shards, objects of other formats are left out, and that is said."""
     store.write("mixed/a.unknown", bytes(10))
     store.write("mixed/b.jpg", bytes(20))
     facts = look_at("s3://odd/mixed/", {})
     assert (facts.format, facts.objects_count) == ("objects", 2)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        member = tarfile.TarInfo("0.bin")
+        member.size = 1000
+        archive.addfile(member, io.BytesIO(bytes(1000)))
+    for number in range(4):
+        store.write(f"mixed/{number}.tar", out.getvalue())
+    facts = look_at("s3://odd/mixed/", {})
+    assert (facts.format, facts.objects_count, facts.sample_bytes, facts.stored_bytes) == ("tar", 4, 1000, 1536)
+    record = BenchRecord(Path("unused"), run={"url": facts.url, "part": "", "data": facts.record()})
+    assert "mixed formats: this looks at 4 objects of tar, and leaves out 2 objects of other formats" in record.title
 
 
 def test_without_permission_to_list(store: ps.Store) -> None:

@@ -6,40 +6,36 @@ import math
 import statistics
 import tempfile
 import time
-from collections import Counter
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from penstock import pipeline as pipelines
-from penstock.advise.probes import StoreProbe, measure_machine, no_object
+from penstock.advise.probes import StoreProbe, measure_machine
 from penstock.advise.profiles import CpuRate, DataProfile, Profile, Report
 from penstock.advise.recommendations import recommend
 from penstock.cache import CacheConfig
-from penstock.compose import connect, split
 from penstock.config import MIB, FetchConfig, check_number, check_whole, cores_count
-from penstock.errors import ConfigError, ObjectMissingError, PenstockError, StoreError, UnsupportedFormatError
-from penstock.formats import FORMATS, format_of_name, group_objects
+from penstock.errors import ConfigError, PenstockError, StoreError
+from penstock.formats import FORMATS
+from penstock.loader.inspection import list_url, look_into
 from penstock.loader.loader import Loader
 from penstock.loader.plan.source_finder import SourceFinder
-from penstock.loader.preview import peek
 from penstock.order import LANES_DEFAULT
 from penstock.pipeline import Pipeline, Shards
 from penstock.redaction import public_url
 from penstock.system.tracebacks import boundary
-from penstock.text.patterns import is_pattern, matcher, split_glob
-from penstock.types import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from penstock.loader.inspection import Inspection, Listing
     from penstock.loader.statistics import LoaderStatistics
     from penstock.pipeline import ConnectionOptions
-    from penstock.store import Store
 
 SHARES = 20  # single measurements among which the seconds are divided
-LISTED_MAX = 10_000  # objects that are looked at; a listing of 10 000 keys takes 10 requests
+LISTED_MAX = 10_000  # objects that are looked at; the number of more is estimated
 LISTED_S_MAX = 3.0
 PEEKED_COUNT = 8
 PROBED_COUNT = 1000
@@ -49,7 +45,6 @@ DECODED_BYTES_MAX = 64 * MIB  # of the samples on which decoding is timed: they 
 DECODED_SAMPLES_MAX = 20_000
 DEFAULT_BATCH_BYTES = 4 * MIB
 TRY_NAMES = ("threads", "processes", "lanes", "prefetch_batches", "requests_max", "cache")  # options of a loader
-_PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n")
 _LEFT_OUT = (pipelines.Shuffle, pipelines.Evaluate, pipelines.Take, pipelines.Batch, pipelines.BatchBySize)
 
 
@@ -89,8 +84,8 @@ def advise(
         StoreError: The store cannot be listed or read.
         ConfigError: An argument is out of bounds, or the pipeline mixes sources.
 
-    Cost: a listing of 10 000 keys at most, up to `bytes_max` bytes of the store, and a file of 64 MiB on the disk with the most
-        free space, which is removed.
+    Cost: a listing of 10 000 keys at most, and some hundred requests to estimate the number of more; up to `bytes_max` bytes of
+        the store; and a file of 64 MiB on the disk with the most free space, which is removed.
     """
     check_number("seconds", seconds, 0.1)
     check_whole("epochs", epochs, 1)
@@ -101,18 +96,16 @@ def advise(
     progress("this machine and the objects")
     options = {name: value for name, value in connection.items() if value and isinstance(value, str | bool)}
     profile = Profile(url=public_url(url), machine=measure_machine(), options=options, epochs=epochs)
-    found = find_objects(url, **connection)
-    notes = list[str]()
-    if found.has_more:
-        notes.append(f"there are more than the {len(found.infos)} objects that were looked at")
-    elif len(found.infos) == 1:
+    listing = list_url(url, objects_max=LISTED_MAX, seconds_max=LISTED_S_MAX, **connection)
+    notes = [listing.sampled_text] if listing.is_estimated else []
+    if len(listing.infos) == 1:
         notes.append("there is one object only: it is read again and again, so a store that caches it looks faster")
-    spread = found.infos[:: max(1, len(found.infos) // PROBED_COUNT)]
-    store = StoreProbe(found.store, spread, seconds=each_s, bytes_max=bytes_max // 2)
+    spread = listing.infos[:: max(1, len(listing.infos) // PROBED_COUNT)]
+    store = StoreProbe(listing.store, spread, seconds=each_s, bytes_max=bytes_max // 12)
     data, is_interrupted = None, False
     try:
         with _noting(notes):
-            data = DataProbe(found, pipeline, batch, notes)
+            data = DataProbe(listing, pipeline, batch, notes)
         store.run(progress)
         with _noting(notes):
             if data is not None:
@@ -121,13 +114,13 @@ def advise(
     except KeyboardInterrupt:
         is_interrupted = True
     finally:
-        found.store.close()
+        listing.store.close()
     received_bytes = store.received_bytes
     if data is not None:
         received_bytes += data.received_bytes
         rate = data.profile.batch_size / step_s if step_s else math.inf
         profile = replace(profile, data=data.profile, step_samples_per_s=rate)
-    profile = replace(profile, store=store.profile, listed_per_s=found.listed_per_s, received_bytes=received_bytes)
+    profile = replace(profile, store=store.profile, listed_per_s=listing.listed_per_s, received_bytes=received_bytes)
     profile = replace(profile, notes=tuple(dict.fromkeys(notes)), is_interrupted=is_interrupted)
     return recommend(replace(profile, seconds=time.monotonic() - start_s))
 
@@ -165,9 +158,9 @@ def try_options(
         bytes_max: Bytes of which each turn reads an eighth, epoch after epoch.
         **connection: The options of a connection.
     """
-    found = find_objects(url, **connection)
-    with closing(found.store):
-        data = DataProbe(found, pipeline, batch, [])
+    listing = list_url(url, objects_max=LISTED_MAX, seconds_max=LISTED_S_MAX, **connection)
+    with closing(listing.store):
+        data = DataProbe(listing, pipeline, batch, [])
         made = data.pipeline(math.ceil(bytes_max / 8 / max(1.0, data.profile.sample_bytes)))
         rates: list[list[float]] = [[] for _ in options]
         for _ in range(ROUNDS):
@@ -184,63 +177,11 @@ def try_options(
 # ── the data ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Found(NamedTuple):
-    """The objects at a URL.
-
-    Attributes:
-        store: The store that they lie in.
-        root_url: URL of this store.
-        options: Options of the connection to it.
-        infos: The objects, without empty ones.
-        has_more: Whether there are more than these.
-        listed_per_s: Keys listed per second; None if nothing was listed.
-    """
-
-    store: Store
-    root_url: str
-    options: Any
-    infos: list[ObjectInfo]
-    has_more: bool = False
-    listed_per_s: float | None = None
-
-
-def find_objects(url: str, **connection: Unpack[ConnectionOptions]) -> Found:
-    """Return the objects that a URL names: one, those below a prefix, or those of a pattern.
-
-    Args:
-        url: The URL.
-        **connection: Options of the connection.
-
-    Raises:
-        ObjectMissingError: There is none.
-        StoreError: The store cannot be listed.
-    """
-    folder, pattern = split_glob(url) if is_pattern(url) else (url, "**")
-    matches = matcher(pattern)
-    root_url, key = split(folder)
-    options: Any = connection if root_url.startswith("s3://") else {}
-    store = connect(root_url, **options)
-    if key and not key.endswith("/"):
-        with suppress(ObjectMissingError):
-            return Found(store, root_url, options, [store.stat(key)])
-    start_s, infos, listed_count, has_more = time.monotonic(), list[ObjectInfo](), 0, False
-    for info in store.list(key):
-        listed_count += 1
-        if info.size_bytes and matches(info.key.removeprefix(key)):
-            infos.append(info)
-        if infos and (len(infos) == LISTED_MAX or time.monotonic() > start_s + LISTED_S_MAX):
-            has_more = True
-            break
-    if not infos:
-        raise no_object(url)
-    return Found(store, root_url, options, infos, has_more, listed_count / (time.monotonic() - start_s))
-
-
 class DataProbe:
     """Measures one data set, a part at a time, so that an interrupted measurement keeps what it has.
 
     Args:
-        found: The objects at a URL.
+        listing: The objects at a URL.
         pipeline: The user's pipeline; None makes one up, which decodes pictures to 224 x 224 pixels.
         batch_size: Number of samples in a batch; None takes the pipeline's, or as many as make 4 MiB.
         notes: Takes oddities of the data.
@@ -254,52 +195,40 @@ class DataProbe:
         DataError, StoreError: The data cannot be read.
     """
 
-    def __init__(self, found: Found, pipeline: Pipeline | None, batch_size: int | None, notes: list[str]) -> None:
+    def __init__(self, listing: Listing, pipeline: Pipeline | None, batch_size: int | None, notes: list[str]) -> None:
         self._notes = notes
         self.received_bytes = 0
-        infos, name = self._chosen(found.infos)
-        keys = [info.key for info in infos]
-        self._urls = [f"{found.root_url.rstrip('/')}/{key}" for key in keys]
-        self._source: Any = cast("Any", pipelines.shards(self._urls, **found.options).source)
+        given = None
         if pipeline is not None:
             pipelines.check_rereadable(pipeline, "advise")
-            if isinstance(pipeline.source, pipelines.Mix):
+            given = pipeline.source
+            if isinstance(given, pipelines.Mix):
                 raise ConfigError(f"advise() of {pipeline!r} looks at one source", hint="give a part of the mix")
-            given = cast("Any", pipeline.source)
-            connected = given.connection if given.connection.given() else self._source.connection
-            self._source = replace(given, urls=tuple(self._urls), is_list=True, manifest=None, connection=connected)
-        try:
-            samples = peek(Pipeline(self._source), PEEKED_COUNT)
-        except UnsupportedFormatError:
-            self._source = pipelines.objects(self._urls, group_by=_grouping(keys), **found.options).source
-            samples = peek(Pipeline(self._source), PEEKED_COUNT)
+        found = look_into(listing, given)
+        if found.left_out:
+            notes.append(found.left_out)
+        self._urls, self._source = found.urls, cast("Any", found.source)
         if pipeline is None:
-            pipeline = Pipeline(self._source, _default_stages(samples))
+            pipeline = Pipeline(self._source, _default_stages(found))
         self._stages = tuple(stage for stage in pipeline.stages if not isinstance(stage, _LEFT_OUT))
         is_sharded = isinstance(self._source, Shards)
-        is_columnar = name in FORMATS and FORMATS[name].unit == "block"
+        is_columnar = is_sharded and FORMATS[found.format].unit == "block"
         needed = pipeline.members() if is_sharded and not is_columnar else None
-        members = _member_bytes(samples)
-        size_bytes = sum(info.size_bytes for info in infos)
-        if is_sharded:  # a member of a tar has a header and fills blocks; `run` and an index know better
-            extra_bytes = 1024 if name.startswith("tar") else 16
-            samples_count = size_bytes / max(1.0, sum(members.values()) + extra_bytes * len(members))
-        else:
-            samples_count = float(len(group_objects(keys, group_by=self._source.group_by)))
+        members = found.member_bytes
         self.profile = DataProfile(
             kind="shards" if is_sharded else "objects",
-            objects_count=len(infos),
-            is_sampled=found.has_more,
-            objects_bytes=size_bytes,
-            formats=dict(Counter(_format(info.key) for info in found.infos)),
-            samples_per_object=samples_count / len(infos),
+            objects_count=found.objects_count,
+            is_sampled=listing.is_estimated,
+            objects_bytes=found.size_bytes,
+            formats=listing.formats,
+            samples_per_object=found.samples_per_object,  # `run` and an index know better
             member_bytes=members,
             group_by=None if is_sharded else self._source.group_by,
             unused_members=() if needed is None else tuple(set(members) - set(";".join(needed).split(";"))),
             stages="".join(map(repr, self._stages)),
             lanes=LANES_DEFAULT if pipeline.stage(pipelines.Shuffle) else 1,
         )
-        if is_sharded and not found.has_more:
+        if is_sharded and not listing.is_estimated:
             with closing(SourceFinder(Pipeline(self._source), fetch=None, index_dir=None)) as finder:
                 (source,) = finder.find(index="auto").sources
             if source.is_indexed:
@@ -377,20 +306,6 @@ class DataProbe:
             rates[threads, processes] = max(done.samples_per_s, rates.get((threads, processes), 0.0))
             self._replace(cpu_rates=tuple(CpuRate(*setting, rate) for setting, rate in rates.items()))
 
-    def _chosen(self, infos: list[ObjectInfo]) -> tuple[list[ObjectInfo], str]:
-        """The objects that are measured, and their format or suffix: the one with the most bytes, if there are several."""
-        sizes: Counter[str] = Counter()
-        for info in infos:
-            sizes[_format(info.key)] += info.size_bytes
-        (name, _), *_ = sizes.most_common(1)
-        if sizes.keys().isdisjoint(FORMATS):
-            return infos, name
-        chosen = [info for info in infos if _format(info.key) == name]
-        if len(chosen) < len(infos):
-            others = f"{len(infos) - len(chosen)} objects of other formats"
-            self._notes.append(f"mixed formats: this looks at {len(chosen)} objects of {name}, and leaves out {others}")
-        return chosen, name
-
     def _replace(self, **values: Any) -> None:
         self.profile = replace(self.profile, **values)
 
@@ -419,35 +334,11 @@ def loader_statistics(pipeline: Pipeline, *, seconds: float, **options: Any) -> 
     return replace(done, **{name: getattr(done, name) - getattr(before, name) for name in ("samples", "elapsed_s")})
 
 
-def _format(key: str) -> str:
-    """The format by a key's name, or its suffix."""
-    name = key.rpartition("/")[2]
-    return format_of_name(key) or f".{name.rpartition('.')[2].lower() if '.' in name else ''}"
-
-
-def _grouping(keys: Sequence[str]) -> Any:
-    """``"stem"`` if objects whose names are equal up to the first dot are one sample."""
-    with suppress(PenstockError):
-        if 0 < len(group_objects(keys, group_by="stem")) <= 0.75 * len(keys):
-            return "stem"
-    return None
-
-
-def _default_stages(samples: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+def _default_stages(found: Inspection) -> tuple[Any, ...]:
     """A stage that decodes pictures to 224 x 224 pixels; none if there are no pictures, or they cannot be decoded."""
-    first = {name: value for name, value in samples[0].items() if not name.startswith("__")} if samples else {}
-    pictures = [name for name, value in first.items() if isinstance(value, bytes) and value.startswith(_PICTURES)]
+    pictures, picture, other = found.pictures, pipelines.Image, pipelines.Bytes
     if not pictures or find_spec("PIL") is None:
         return ()
-    picture, other = pipelines.Image, pipelines.Bytes
-    fields = [picture(name, height=224, width=224) if name in pictures else other(name, default=b"") for name in first]
+    names = found.member_bytes
+    fields = [picture(name, height=224, width=224) if name in pictures else other(name, default=b"") for name in names]
     return pipelines.shards("any").decode(*fields).stages
-
-
-def _member_bytes(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
-    sizes: Counter[str] = Counter()
-    for sample in samples:
-        for name, value in sample.items():
-            if not name.startswith("__"):
-                sizes[name] += int(value.nbytes) if hasattr(value, "nbytes") else len(value)
-    return {name: size / len(samples) for name, size in sizes.items()}

@@ -10,13 +10,13 @@ import statistics
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.advise.profiles import ConnectionRate, MachineProfile, StoreProfile
 from penstock.config import KIB, MIB, FetchConfig, cores_count, memory_bytes_max
 from penstock.errors import ObjectMissingError, ThrottledError
+from penstock.loader.inspection import no_object
 from penstock.store.inflight import perform, perform_many
 from penstock.store.traced import BODY_BYTES_MIN
 from penstock.types import ByteRange, Get
@@ -53,20 +53,12 @@ def largest(store: Store, key: Key, *, url: str) -> ObjectInfo:
         ObjectMissingError: There is none.
     """
     if key and not key.endswith("/"):
-        try:
+        with suppress(ObjectMissingError):
             return store.stat(key)
-        except ObjectMissingError:
-            pass
     found = max(itertools.islice(store.list(key), CANDIDATES_COUNT), key=lambda each: each.size_bytes, default=None)
     if found is None:
         raise no_object(url)
     return found
-
-
-def no_object(url: str) -> ObjectMissingError:
-    """Return the error for a prefix below which there is no object."""
-    hint = "name an object, or a prefix that has one"
-    return ObjectMissingError("no object to measure", operation="LIST", url=url, hint=hint)
 
 
 def first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]:
@@ -87,17 +79,6 @@ def p50_p99(times: Sequence[float]) -> tuple[float, float]:
     return statistics.median(times), times[min(len(times) - 1, round(0.99 * len(times)))]
 
 
-def bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
-    """Return the bytes per second of reading an object in parts; a small object is read repeatedly."""
-    start_s, received = time.monotonic(), 0
-    times = -(-PROBE_BYTES // found.size_bytes)
-    for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
-        received += len(chunk.data)
-        if received >= PROBE_BYTES or time.monotonic() - start_s > seconds:
-            break
-    return received / (time.monotonic() - start_s)
-
-
 class StoreProbe:
     """Measures one store, a part at a time, so that an interrupted measurement keeps what it has.
 
@@ -105,20 +86,30 @@ class StoreProbe:
         store: The store.
         objects: Objects to read, in this order, again and again; none of them is empty.
         seconds: Seconds that the measurement of one number of connections takes, about.
-        bytes_max: Bytes that all measurements together may read, about.
+        bytes_max: Bytes that the measurement of one number of connections may read, about.
 
     Attributes:
-        profile: The measurement up to now; None before the first bytes were timed.
         received_bytes: Bytes that were read up to now.
     """
 
-    def __init__(self, store: Store, objects: Sequence[ObjectInfo], *, seconds: float, bytes_max: int) -> None:
+    def __init__(
+        self, store: Store, objects: Sequence[ObjectInfo], *, seconds: float, bytes_max: int = PROBE_BYTES
+    ) -> None:
         self._store = store
         self._objects = objects
         self._seconds = seconds
-        self._bytes_max = min(PROBE_BYTES, bytes_max // (len(CONNECTIONS) + 1))
-        self.profile: StoreProfile | None = None
+        self._bytes_max = min(PROBE_BYTES, bytes_max)
+        self._first_bytes_s: list[float] = []
+        self._rates: list[ConnectionRate] = []
         self.received_bytes = 0
+
+    @property
+    def profile(self) -> StoreProfile | None:
+        """The measurement up to now; None before the first bytes were timed."""
+        if not self._first_bytes_s:
+            return None
+        p50_s, p99_s = p50_p99(self._first_bytes_s)
+        return StoreProfile(first_byte_p50_s=p50_s, first_byte_p99_s=p99_s, rates=tuple(self._rates))
 
     def run(self, progress: Callable[[str], None]) -> None:
         """Measure first bytes, then the bandwidth by number of connections until more of them gain nothing.
@@ -130,31 +121,42 @@ class StoreProbe:
             StoreError: The store failed for another reason than throttling.
         """
         progress("first bytes")
-        p50_s, p99_s = p50_p99(first_bytes(self._store, self._objects[0], self._seconds))
-        self.profile = StoreProfile(first_byte_p50_s=p50_s, first_byte_p99_s=p99_s)
-        gains: list[float] = []
+        self._first_bytes_s = first_bytes(self._store, self._objects[0], self._seconds)
+        gains, best = list[float](), 1.0
         for connections in CONNECTIONS:
             progress(f"{connections} connections")
-            request_bytes = max(256 * KIB, min(REQUEST_BYTES_MAX, IN_FLIGHT_BYTES_MAX // connections))
-            before = self.profile.bandwidth_bytes_per_s if self.profile.rates else 0.0
-            rate = self._add_rate(connections, request_bytes)
-            gains.append(rate.bytes_per_s / max(1.0, before))
+            rate = self.measure(connections)
+            gains.append(rate.bytes_per_s / best)
+            best = max(best, rate.bytes_per_s)
             if max(gains[-2:]) < GAIN_MIN or rate.throttled_ratio > THROTTLED_RATIO_END:
                 break
-        if max(rate.request_bytes for rate in self.profile.rates) > 2 * SMALL_REQUEST_BYTES:
+        if max(rate.request_bytes for rate in self._rates) > 2 * SMALL_REQUEST_BYTES:
             progress("small requests")
-            self._add_rate(CONNECTIONS[-1], SMALL_REQUEST_BYTES)
+            self.measure(CONNECTIONS[-1], SMALL_REQUEST_BYTES)
 
     def _operations(self, request_bytes: int) -> Iterator[tuple[None, Operation]]:
         for each in itertools.cycle(self._objects):
             for start in range(0, each.size_bytes, request_bytes):
                 yield None, Get(each.key, ByteRange(start, min(start + request_bytes, each.size_bytes)), each.etag)
 
-    def _add_rate(self, connections: int, request_bytes: int) -> ConnectionRate:
-        """Measure from the end of the first wave of requests on: these wait for connections, and for each other."""
+    def measure(self, connections: int, request_bytes: int | None = None) -> ConnectionRate:
+        """Measure the bandwidth of a number of connections.
+
+        The measurement begins at the end of the first wave of requests: these wait for connections, and for each other.
+
+        Args:
+            connections: Number of requests in flight.
+            request_bytes: Largest body of a request; None takes as much as lets bodies end one after the other.
+
+        Raises:
+            StoreError: The store failed for another reason than throttling.
+        """
+        operations = self._operations(
+            request_bytes or max(256 * KIB, min(REQUEST_BYTES_MAX, IN_FLIGHT_BYTES_MAX // connections))
+        )
         ends_s, sizes, cpu_s, throttled, body_s = [time.monotonic()], [0], time.process_time(), 0, 0.0
         try:
-            for _, done in perform_many(self._store, self._operations(request_bytes), requests_max=connections):
+            for _, done in perform_many(self._store, operations, requests_max=connections):
                 ends_s.append(time.monotonic())
                 sizes.append(done.received_bytes)
                 throttled += sum(attempt.throttled for attempt in done.attempts)
@@ -173,12 +175,10 @@ class StoreProbe:
             bytes_per_s=sum(sizes[first + 1 :]) / max(ends_s[-1] - ends_s[first], 1e-6),
             throttled_ratio=throttled / max(1, count + throttled),
             busy_cores=(time.process_time() - cpu_s) / max(ends_s[-1] - ends_s[0], 1e-6),
+            body_bytes_per_s=received / body_s if body_s and received >= count * BODY_BYTES_MIN else math.inf,
         )
-        assert self.profile is not None
         self.received_bytes += received
-        self.profile = replace(self.profile, rates=(*self.profile.rates, rate))
-        if connections == 1 and body_s and rate.request_bytes >= BODY_BYTES_MIN:
-            self.profile = replace(self.profile, connection_bytes_per_s=received / body_s)
+        self._rates.append(rate)
         return rate
 
 

@@ -24,6 +24,7 @@ class ConnectionRate:
         request_bytes: Mean size of the body of a request.
         bytes_per_s: Bytes that arrived per second on all connections together.
         throttled_ratio: Share of the requests that the store asked to send more slowly (503, 429), in [0, 1].
+        body_bytes_per_s: Rate of a body once it has begun, on one of the connections; infinite if bodies are too small to tell.
         busy_cores: CPU seconds that this process used per second while it received.
     """
 
@@ -31,6 +32,7 @@ class ConnectionRate:
     request_bytes: int
     bytes_per_s: float
     throttled_ratio: float = 0.0
+    body_bytes_per_s: float = math.inf
     busy_cores: float = 0.0
 
     @property
@@ -46,19 +48,22 @@ class StoreProfile:
     Attributes:
         first_byte_p50_s: Median time from sending a request to the first byte of its answer, in seconds.
         first_byte_p99_s: The 99th percentile of this time, in seconds.
-        connection_bytes_per_s: Rate of a body on one connection alone; infinite if bodies are too small to tell.
         rates: Bandwidth by number of connections, in the order of the measurements.
     """
 
     first_byte_p50_s: float
     first_byte_p99_s: float
-    connection_bytes_per_s: float = math.inf
     rates: tuple[ConnectionRate, ...] = ()
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """The largest bandwidth that was measured."""
         return max((rate.bytes_per_s for rate in self.rates), default=math.inf)
+
+    @property
+    def connection_bytes_per_s(self) -> float:
+        """Rate of a body on one connection alone; infinite if bodies are too small to tell."""
+        return min((rate.body_bytes_per_s for rate in self.rates if rate.connections == 1), default=math.inf)
 
     @property
     def knee_connections(self) -> int:

@@ -177,11 +177,8 @@ def _of_storage(report: Report, data: DataProfile, plain: Configuration) -> Iter
         peers = [replace(plain, client="blocking", workers=4, shard_bytes=each) for each in (None, size)]
         rates = [rate_text(predict_samples_per_s(profile, peer)) for peer in peers]
         evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
-        verb, packed, megabytes = (
-            "pack" if data.kind == "objects" else "convert --to tar",
-            _packed(profile),
-            size // 10**6,
-        )
+        verb, packed = "pack" if data.kind == "objects" else "convert --to tar", _packed(profile)
+        megabytes = size // 10**6
         command = f"penstock {verb} {_url(profile)} {packed} --shard-size {megabytes}MB && penstock advise {packed}"
         made = Advice("shard size", f"pack it into shards of {megabytes} MB", evidence, command)
         yield _gaining(made, profile, plain, replace(plain, shard_bytes=size))
@@ -243,12 +240,10 @@ def _of_door(report: Report, data: DataProfile, plain: Configuration) -> Advice:
 
 def _gaining(advice: Advice, profile: Profile, since: Configuration, then: Configuration) -> Advice:
     """The advice with what leads from one configuration to another gains, unless that has no limit."""
-    rate = predict_samples_per_s(profile, then)
+    before, rate = (predict_samples_per_s(profile, each) for each in (since, then))
     if not math.isfinite(rate):
         return advice
-    return replace(
-        advice, samples_per_s=rate, gain_samples_per_s=max(0.0, rate - predict_samples_per_s(profile, since))
-    )
+    return replace(advice, samples_per_s=rate, gain_samples_per_s=max(0.0, rate - before))
 
 
 # ── the configuration, for people to paste ──────────────────────────────────────────────────────────────────────────

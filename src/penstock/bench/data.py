@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, ObjectMissingError, UnsupportedFormatError
-from penstock.formats.registry import detect, format_of_name
-from penstock.formats.tar_header import BLOCK_BYTES
-from penstock.loader.preview import peek
-from penstock.pipeline import objects, shards
-from penstock.pipeline.source import Objects, Shards
+from penstock.advise.probes import first_bytes
+from penstock.errors import ConfigError, ObjectMissingError
+from penstock.loader.inspection import OBJECTS_MAX, list_url, look_into
 from penstock.redaction import public_url
-from penstock.sources.shards import ShardFinder
 from penstock.store.base import innermost
-from penstock.store.inflight import perform
 from penstock.store.s3 import S3Store
-from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
+    from penstock.loader.inspection import Inspection, Listing
     from penstock.pipeline.factories import ConnectionOptions
-    from penstock.sources.shards import Shard
 
-SAMPLES_LOOKED_AT = 8
 KEYS_MAX = 20_000
 """Objects that clients are told of; of more, the first ones are measured, and the record says so."""
-PROBES_COUNT = 10
-HEAD_BYTES = 1024
+FIRST_BYTES_S = 0.5
+"""Seconds in which the time to the first byte is measured."""
 _LABELS = ("cls", "label", "labels", "target", "class", "json", "txt")
 _KINDS = {"i": "int64", "u": "int64", "f": "float32"}
 _PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm")
-_HEADS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"RIFF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +41,10 @@ class DataFacts:
         bucket: Name of the bucket.
         prefix: The folder that all keys have in common, without the slash at its end.
         keys: Keys that clients read, in order.
-        objects_count: Number of objects at the URL.
-        total_bytes: Bytes of all objects at the URL.
+        objects_count: Number of objects at the URL, in the format that has the most bytes.
+        total_bytes: Bytes of these objects.
+        is_estimated: Whether these two are estimated, because not all objects were listed.
+        left_out: A note on objects in other formats, which are not read; empty if there are none.
         format: ``objects`` if each object is a sample, otherwise the format of the shards, e.g. ``tar``.
         image: Name of the field with the most bytes.
         label: Name of the field that looks like the label; None if there is none.
@@ -70,6 +63,8 @@ class DataFacts:
     keys: tuple[str, ...]
     objects_count: int
     total_bytes: int
+    is_estimated: bool
+    left_out: str
     format: str
     image: str
     label: str | None
@@ -93,46 +88,27 @@ def look_at(url: str, connection: ConnectionOptions) -> DataFacts:
         ObjectMissingError: Nothing lies there.
         StoreError: It cannot be listed or read.
 
-    Cost: the listing, the first samples, and ten GETs of one byte.
+    Cost: the listing, or a sample of it, the first samples, and some GETs of a KiB.
     """
     if not url.startswith("s3://"):
         raise ConfigError(f"{url!r}: benchmarks read S3, as other libraries do", hint="s3://bucket/prefix/")
-    pipeline = shards(url, **connection)
-    is_sharded = True
-    try:
-        samples = peek(pipeline, SAMPLES_LOOKED_AT)
-    except (ObjectMissingError, UnsupportedFormatError):
-        is_sharded, pipeline = False, objects(url, **connection)
-        samples = peek(pipeline, SAMPLES_LOOKED_AT)
-    if not samples:
-        raise ObjectMissingError(f"{url} holds no samples")
-    source = pipeline.source
-    assert isinstance(source, Shards | Objects)
-    finder = ShardFinder(source, fetch=None)
-    try:
-        found = finder.find()
-        return _facts(url, found, samples, is_sharded=is_sharded)
-    finally:
-        finder.close()
+    listing = list_url(url, objects_max=OBJECTS_MAX, **connection)
+    with closing(listing.store):
+        found = look_into(listing, has_groups=False)
+        if not found.samples:
+            raise ObjectMissingError(f"{url} holds no samples")
+        return _facts(url, listing, found)
 
 
-def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sharded: bool) -> DataFacts:
-    core = innermost(found[0].store)
+def _facts(url: str, listing: Listing, found: Inspection) -> DataFacts:
+    core, first = innermost(listing.store), found.samples[0]
     assert isinstance(core, S3Store)
-    keys = [f"{core.endpoint.prefix}{shard.key}" for shard in found]
-    sizes = {
-        name: statistics.mean(len(sample[name]) for sample in samples if name in sample)
-        for name in samples[0]
-        if not name.startswith("__") and isinstance(samples[0][name], bytes)
-    }
+    keys = [f"{core.endpoint.prefix}{info.key}" for info in found.infos]
+    sizes = {name: size for name, size in found.member_bytes.items() if isinstance(first.get(name), bytes)}
     if not sizes:
-        raise ConfigError(f"the samples of {url} have no field of bytes: {', '.join(samples[0])}")
+        raise ConfigError(f"the samples of {url} have no field of bytes: {', '.join(first)}")
     image = max(sizes, key=lambda name: sizes[name])
-    format_name = "objects"
-    if is_sharded:
-        key = found[0].key
-        format_name = format_of_name(key) or detect(key, bytes(found[0].store.read(key, ByteRange(0, HEAD_BYTES)).data))
-    label = next((each for each in _LABELS if each in samples[0] and each != image), None)
+    label = next((each for each in _LABELS if each in first and each != image), None)
     return DataFacts(
         url=public_url(url),
         endpoint_url=core.endpoint.endpoint_url,
@@ -140,31 +116,16 @@ def _facts(url: str, found: list[Shard], samples: list[dict[str, Any]], *, is_sh
         bucket=core.endpoint.bucket,
         prefix=os.path.commonprefix(keys).rpartition("/")[0],  # noqa: RUF071 - a key is no path: it may have "//"
         keys=tuple(keys[:KEYS_MAX]),
-        objects_count=len(keys),
-        total_bytes=sum(shard.size_bytes or 0 for shard in found),
-        format=format_name,
+        objects_count=found.objects_count,
+        total_bytes=found.size_bytes,
+        is_estimated=listing.is_estimated,
+        left_out=found.left_out,
+        format=found.format,
         image=image,
         label=label,
-        label_kind=_KINDS.get(np.asarray(samples[0].get(label or "")).dtype.kind, "string"),
-        is_picture=image.lower() in _PICTURES or samples[0][image].startswith(_HEADS),
+        label_kind=_KINDS.get(np.asarray(first.get(label or "")).dtype.kind, "string"),
+        is_picture=image.lower() in _PICTURES or image in found.pictures,
         sample_bytes=sizes[image],
-        stored_bytes=statistics.mean(_stored_bytes(sample, format_name) for sample in samples),
-        first_byte_s=_first_byte_s(found[0]),
+        stored_bytes=found.stored_bytes,
+        first_byte_s=statistics.median(first_bytes(listing.store, found.infos[0], FIRST_BYTES_S)),
     )
-
-
-def _stored_bytes(sample: dict[str, Any], format_name: str) -> int:
-    lengths = [len(value) for name, value in sample.items() if isinstance(value, bytes) and not name.startswith("__")]
-    if format_name == "tar":
-        return sum(BLOCK_BYTES + -(-length // BLOCK_BYTES) * BLOCK_BYTES for length in lengths)
-    return sum(lengths)
-
-
-def _first_byte_s(shard: Shard) -> float:
-    times_s = []
-    for _ in range(PROBES_COUNT + 1):
-        begun_s = time.perf_counter()
-        with suppress(ObjectMissingError):
-            perform(shard.store, Get(shard.key, ByteRange(0, 1)))
-        times_s.append(time.perf_counter() - begun_s)
-    return statistics.median(times_s[1:])  # the first one opens the connection

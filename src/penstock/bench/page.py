@@ -61,16 +61,12 @@ def _facts(record: BenchRecord) -> dict[str, str]:
     """What was measured, on which data, and where."""
     run, data, machine = record.run, record.run["data"], record.run["machine"]
     settings = run["settings"]
-    noun = "object" if data["objects_count"] == 1 else "objects"
-    counted = f"{data['objects_count']:,} {noun}, {format_bytes(data['total_bytes'])}, {data['format']}"
-    if data["keys"] < data["objects_count"]:
-        counted += f"; clients read the first {data['keys']:,}"
     versions = dict(chain.from_iterable(turn["versions"].items() for turn in record.turns))
     place = data["endpoint_url"] or f"Amazon S3, {data['region']}"
     decoded = "decoded to 224 x 224, " if is_decoded(record) else ""
     return {
         "URL": run["url"],
-        "Data": counted,
+        "Data": f"{record.amount}, {data['format']}",
         "Sample": f"field {data['image']} of {format_bytes(data['sample_bytes'])}, label {data['label'] or 'none'}",
         "Endpoint": f"{place}; first byte after {data['first_byte_s'] * 1e3:.1f} ms",
         "Settings": f"batch {settings['batch']}, {decoded}step {settings['step']}, shuffle {settings['shuffle'] or 'none'}, "

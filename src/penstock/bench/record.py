@@ -87,11 +87,18 @@ class BenchRecord:
     def title(self) -> str:
         """What was measured, and the latency of its store, as the title of a table."""
         data, part = self.run["data"], self.run.get("part")
-        latency = f"first byte after {data['first_byte_s'] * 1e3:.1f} ms"
+        counted = f"{self.amount}, first byte after {data['first_byte_s'] * 1e3:.1f} ms"
+        return f"{part}: {self.run['url']}  ({counted})" if part else f"{self.run['url']}  ({counted})"
+
+    @property
+    def amount(self) -> str:
+        """How much data there is, and what is not read of it."""
+        data = self.run["data"]
+        about = "about " if data.get("is_estimated") else ""
         some = f", of which clients read the first {data['keys']:,}" if data["keys"] < data["objects_count"] else ""
         noun = "object" if data["objects_count"] == 1 else "objects"
-        counted = f"{data['objects_count']:,} {noun}{some}, {format_bytes(data['total_bytes'])}, {latency}"
-        return f"{part}: {self.run['url']}  ({counted})" if part else f"{self.run['url']}  ({counted})"
+        others = f", {data['left_out']}" if data.get("left_out") else ""
+        return f"{about}{data['objects_count']:,} {noun}{some}, {about}{format_bytes(data['total_bytes'])}{others}"
 
     def _take(self, line: Mapping[str, Any]) -> None:
         kind = line.get("kind")

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from penstock.cost import Prices
     from penstock.cost.comparison import Estimate
     from penstock.cost.tables import Table
+    from penstock.loader.inspection import Listing
 
 PLAIN_COLUMNS = 140
 """Width of tables that do not go to a terminal."""
-COUNTED_STEP = 1000
-"""Objects after which the bar moves: one page of a listing."""
 
 
 def size(help: str, **settings: Any) -> Any:  # noqa: A002 - typer's word
@@ -97,6 +96,9 @@ def cost(
     bench: Path | None = option("DIR", "Record of penstock bench run: takes the rate of its fastest client."),
     pricing: PricesGroup,
     filters: FilterGroup,
+    listed_max: int = option(
+        "N", "Objects of URL to list; of more, number and size are estimated from a sample.", default=100_000, min=1
+    ),
     explain: bool = flag("Also print the formula of each option, and all prices with source and date."),
     as_json: bool = AS_JSON,
     html: Path | None = option("FILE", "Also write one HTML page with tables and a plot, which opens offline."),
@@ -107,7 +109,7 @@ def cost(
     Total = hours x hosts x price + option. The options are: direct reads, single objects, a cache on each host, a converted
     copy, S3 Object Lambda, penstock's gateway, a CPU cluster, downloading before the start, a mirroring file system, and
     GPUs that wait. Prices are Amazon's list prices in us-east-1; --explain shows source and date of each, and how each
-    option is computed. Listing URL costs one request per 1 000 objects.
+    option is computed. Listing URL costs one request per 1 000 objects, and of very many objects a sample is listed.
 
     For example:
 
@@ -125,8 +127,10 @@ def cost(
     if html is not None:
         check_pages()
     prices = pricing.read()
+    listing = None
     if url is not None and objects is None and size_bytes is None:
-        objects, size_bytes = _counted(url, filters, connection, as_json=as_json)
+        listing = _listed(url, filters, connection, listed_max, as_json=as_json)
+        objects, size_bytes = listing.objects_count, listing.size_bytes
     elif url is not None or objects is None or size_bytes is None:
         raise ConfigError("name either a URL, or both --objects and --bytes", hint="--objects 1000000 --bytes 100TB")
     delivered = None
@@ -138,11 +142,13 @@ def cost(
     )
     estimates = [estimate(reading, prices) for reading in workload.readings()]
     if as_json:
-        _print_json(estimates, prices)
+        _print_json(estimates, prices, listing)
     tables = [options_table(estimates), *further_tables(estimates[0], prices)]
     details = [formulas_table(estimates[0]), prices_table(prices)]
+    about = "about " if listing is not None and listing.is_estimated else ""
     size_text = f"{number(workload.object_bytes / 10**6)} MB each, {number(size_bytes / 10**9)} GB in all"
-    summary = f"objects: {number(objects)}, {size_text}; epochs: {run.epochs}; GPU hosts: {run.hosts}"
+    summary = f"objects: {about}{number(objects)}, {size_text}; epochs: {run.epochs}; GPU hosts: {run.hosts}"
+    summary += f"; {listing.sampled_text}" if listing is not None and listing.is_estimated else ""
     if not as_json:
         print_result(summary)
         for table in [*tables, *(details if explain else ())]:
@@ -158,22 +164,35 @@ def cost(
         html.write_text(text)
 
 
-def _counted(url: str, filters: FilterGroup, connection: ConnectionGroup, *, as_json: bool) -> tuple[int, int]:
-    """Return the number of objects of URL and their bytes, and say them."""
-    size_bytes = 0
+def _listed(url: str, filters: FilterGroup, connection: ConnectionGroup, objects_max: int, *, as_json: bool) -> Listing:
+    """Return the objects of URL, and say how many they are, and what."""
+    from penstock.loader.inspection import look_through
+
     try:
         with Stores(connection) as stores, ProgressReport(as_json=as_json) as report:
             selection = Selection(stores, url, filters)
-            for info in selection:
-                size_bytes += info.size_bytes
-                if selection.count % COUNTED_STEP == 0:
-                    report.update(description=f"listing: {selection.count} objects, {format_bytes(size_bytes)}")
-            selection.check_found()
+            listing = look_through(
+                selection.location.store,
+                selection,
+                prefix=selection.listed_prefix,
+                takes=lambda info: selection.takes(info.key.removeprefix(selection.prefix)),
+                objects_max=objects_max,
+                progress=lambda count, size: report.update(
+                    description=f"listing: {count} objects, {format_bytes(size)}"
+                ),
+            )
+            if not listing.is_estimated:
+                selection.check_found()
     except AccessDeniedError as error:
         error.hint = f"{error.hint}; or say how much data it is by --objects and --bytes"
         raise
-    print_message(f"counted {counted(selection.count, 'object')}, {format_bytes(size_bytes)}")
-    return selection.count, size_bytes
+    formats = ", ".join(f"{count} {name}" for name, count in sorted(listing.formats.items(), key=lambda each: -each[1]))
+    found = f"{counted(listing.objects_count, 'object')}, {format_bytes(listing.size_bytes)} ({formats})"
+    if not listing.is_estimated:
+        print_message(f"counted {found}")
+    else:
+        print_message(f"about {found}: {listing.sampled_text}; --listed-max lists more")
+    return listing
 
 
 def _print_table(table: Table) -> None:
@@ -195,8 +214,8 @@ def _print_table(table: Table) -> None:
         console.print(Text(table.note))
 
 
-def _print_json(estimates: list[Estimate], prices: Prices) -> None:
-    """Print the workloads, the options, what they depend on, and the prices, one object per line."""
+def _print_json(estimates: list[Estimate], prices: Prices, listing: Listing | None) -> None:
+    """Print the workloads, the options, what they depend on, the prices, and the data of a URL, one object per line."""
     from penstock.cost import break_even, by_epochs, by_object_bytes
 
     lines: list[dict[str, Any]] = []
@@ -214,6 +233,10 @@ def _print_json(estimates: list[Estimate], prices: Prices) -> None:
         found += [{"kind": "break_even", **asdict(pair)} for pair in break_even(workload, prices)]
         lines += [line | {"hours_are": workload.hours_are} for line in found]
     lines += [{"kind": "price", "name": name, **asdict(price)} for name, price in prices.items()]
+    if listing is not None:
+        names = ("objects_count", "size_bytes", "is_estimated", "formats")
+        data = {name: getattr(listing, name) for name in names}
+        lines.append({"kind": "data", "listed_count": len(listing.infos), **data})
     for line in lines:
         print_result(json.dumps(line))
 

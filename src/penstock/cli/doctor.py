@@ -10,7 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import typer
 
-from penstock.advise.probes import bandwidth, largest
+from penstock.advise.probes import StoreProbe, largest
 from penstock.cli.info import credentials_text
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, flag
 from penstock.cli.output import print_record
@@ -218,8 +218,8 @@ def _reading(core: Any, location: StoreLocation, *, is_new: bool) -> Iterator[Fi
         perform(core, Get(found.key, span))
         yield Finding("read", True, location.store.describe(found.key))
         if found.size_bytes:
-            rate = bandwidth(location.store, found, THROUGHPUT_S, requests_max=1)
-            yield Finding("throughput", True, f"{format_bytes(rate)}/s on one connection")
+            rate = StoreProbe(location.store, [found], seconds=THROUGHPUT_S).measure(1)
+            yield Finding("throughput", True, f"{format_bytes(rate.bytes_per_s)}/s on one connection")
     except StoreError as error:
         if is_new and type(error) is ObjectMissingError:
             yield Finding("read", None, "there is no object yet")

@@ -8,7 +8,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.advise.probes import bandwidth, first_bytes, largest, p50_p99
+from penstock.advise.probes import CONNECTIONS, StoreProbe, first_bytes, largest, p50_p99
 from penstock.cli.options import AS_JSON, ConnectionGroup, StoreLocation, Stores, argument, expand_groups, option
 from penstock.cli.output import print_result, shortened
 from penstock.config import default_budget_bytes
@@ -108,8 +108,9 @@ def _probe(location: StoreLocation, seconds: float) -> dict[str, Any]:
         first_byte_s = first_bytes(location.store, found, seconds)
         facts["first_byte_count"] = len(first_byte_s)
         facts["first_byte_p50_s"], facts["first_byte_p99_s"] = p50_p99(first_byte_s)
-        facts["one_connection_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=1)
-        facts["many_connections_bytes_per_s"] = bandwidth(location.store, found, seconds, requests_max=None)
+        probe = StoreProbe(location.store, [found], seconds=seconds)
+        facts["one_connection_bytes_per_s"] = probe.measure(1).bytes_per_s
+        facts["many_connections_bytes_per_s"] = probe.measure(CONNECTIONS[-1]).bytes_per_s
     return facts
 
 

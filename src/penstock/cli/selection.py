@@ -161,6 +161,11 @@ class Selection:
         self._names = frozenset(name for name in expand_braces(pattern) if not has_glob(name))
         self._head = pattern[: min((pattern.find(each) for each in "*?[{" if each in pattern), default=0)]
 
+    @property
+    def listed_prefix(self) -> Key:
+        """The prefix below which iterating lists: all that the keys have in common, by the URL."""
+        return self.prefix + self._head
+
     def takes(self, key: Key) -> bool:
         """Return whether `key`, relative to ``prefix``, is one of the objects."""
         return self._matches(key) and self._filter.takes(key)
@@ -224,7 +229,7 @@ class Selection:
             found, prefix = iter([self.only]), self.location.key.rpartition("/")[0]
             prefix += "/" if prefix else ""
         else:
-            found, prefix = self.location.store.list(self.prefix + self._head), self.prefix
+            found, prefix = self.location.store.list(self.listed_prefix), self.prefix
         for info in found:
             name = info.key[len(prefix) :]
             if self.only is None and not self._matches(name):

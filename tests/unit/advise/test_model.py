@@ -32,8 +32,13 @@ def rate(connections: int, request_bytes: int, mb_per_s: float, **more: Any) -> 
 STORE = StoreProfile(
     first_byte_p50_s=0.03,
     first_byte_p99_s=0.05,
-    connection_bytes_per_s=90.0 * MB,
-    rates=(rate(1, 8 * MB, 67), rate(4, 8 * MB, 270), rate(16, 4 * MB, 950), rate(64, MB, 1000), rate(64, 65_536, 131)),
+    rates=(
+        rate(1, 8 * MB, 67, body_bytes_per_s=90.0 * MB),
+        rate(4, 8 * MB, 270),
+        rate(16, 4 * MB, 950),
+        rate(64, MB, 1000),
+        rate(64, 65_536, 131),
+    ),
 )
 OBJECTS = DataProfile(
     kind="objects", objects_count=10_000, is_sampled=False, objects_bytes=1000 * MB, formats={".jpg": 10_000},
@@ -90,7 +95,7 @@ def test_a_gap_is_worth_a_wait_or_a_request() -> None:
     """Where connections wait, it is first byte times rate; where they fill the bandwidth, only what a request costs."""
     assert break_even_gap_bytes(STORE, 1) == round(0.03 * 90 * MB)
     assert break_even_gap_bytes(STORE, 256) < 1 * MB
-    unknown = replace(STORE, connection_bytes_per_s=math.inf)
+    unknown = replace(STORE, rates=STORE.rates[1:])
     assert break_even_gap_bytes(unknown, 1) == Configuration().gap_bytes_max
 
 
@@ -141,7 +146,7 @@ def test_packing_only_if_it_pays() -> None:
     """Small objects are packed, because blocking workers wait for each of them; large shards are left as they are."""
     assert recommend(PROFILE).best.shard_bytes is not None
     assert recommend(replace(PROFILE, data=SHARDS)).best.shard_bytes is None
-    near = replace(STORE, first_byte_p50_s=1e-5, connection_bytes_per_s=math.inf, rates=(rate(16, 100_000, 900),))
+    near = replace(STORE, first_byte_p50_s=1e-5, rates=(rate(16, 100_000, 900),))
     assert recommend(replace(PROFILE, store=near)).best.shard_bytes is None
 
 

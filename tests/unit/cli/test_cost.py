@@ -77,10 +77,36 @@ def test_a_url_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     url = f"memory://{store.name}/train/"
     (workload,) = [line for line in lines(capsys, "cost", url, "--include", "*.tar") if line["kind"] == "workload"]
     assert (workload["objects_count"], workload["size_bytes"]) == (2500, 250_000)
+    (data,) = [line for line in lines(capsys, "cost", url) if line["kind"] == "data"]
+    assert (data["listed_count"], data["is_estimated"], data["formats"]) == (2501, False, {"tar": 2500, ".txt": 1})
     assert run(["cost", f"{url}readme.txt"]) == 0
     shown = capsys.readouterr()
-    assert "counted 1 object, 1 B" in shown.err
+    assert "counted 1 object, 1 B (1 .txt)" in shown.err
     assert shown.out.startswith("objects: 1, ")
+
+
+def test_very_many_objects_are_estimated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of more objects than --listed-max, number and size are estimates: the table, JSON and the page say so."""
+    pytest.importorskip("matplotlib")
+    store = MemoryStore(name=f"cost-{uuid.uuid4().hex}")
+    for number in range(2500):
+        store.write(f"train/{number:05d}.tar", bytes(100))
+        store.write(f"train/{number:05d}.txt", b"x")
+    url, page = f"memory://{store.name}/train/", tmp_path / "cost.html"
+    case = ["cost", url, "--include", "*.tar", "--listed-max", "50", "--html", str(page)]
+    (data,) = [line for line in lines(capsys, *case) if line["kind"] == "data"]
+    assert (data["listed_count"], data["is_estimated"], data["formats"]) == (50, True, {"tar": 50})
+    assert (data["objects_count"], data["size_bytes"]) == (
+        pytest.approx(2500, rel=0.1),
+        pytest.approx(250_000, rel=0.1),
+    )
+    said = "more than the 50 objects that were looked at: number and size are estimates"
+    assert said in page.read_text()
+    assert run(case) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("objects: about 2 ")
+    assert said in shown.out
+    assert "--listed-max lists more" in shown.err
 
 
 def test_an_empty_url(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
