@@ -24,7 +24,7 @@ from epochs import Samples, bucket
 from harness import arguments
 
 import penstock as ps
-from penstock.bench.origin import Origin
+from penstock.bench.origin.server import Origin
 from penstock.bench.samples import photographs
 from penstock.bench.turns import Row, print_report, surroundings
 
