@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from loading import shard
-from penstock.bench.clients import ENTRIES, Entry
+from penstock.bench.clients import DECODING, ENTRIES, Entry
 from penstock.bench.clients.loop import MASK, sample_check
 from penstock.bench.process import BenchError, ClientProcess, client_command, client_environment
+from penstock.bench.samples import digits
 from penstock.formats import TFRecordWriter
 from penstock.store import Store
 
@@ -149,3 +150,54 @@ def test_an_epoch_that_is_cut(user: Any, bucket: str, keys: dict[str, list[str]]
     with client(entry, user, bucket) as process:
         assert process.ask({"do": "epoch", "job": job})["samples"] == 16
         assert process.ask({"do": "epoch", "job": {**job, "seconds_max": None}})["samples"] == len(SAMPLES)
+
+
+def ask(name: str, user: Any, bucket: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the client of this name."""
+    with client(next(entry for entry in ENTRIES if entry.name == name), user, bucket) as process:
+        return process.ask({"do": "epoch", "job": job})
+
+
+def test_pixels_of_pictures(user: Any, bucket: str, s3_store: Store, tmp_path: Path) -> None:
+    """The gateway, and a Lambda handler in it, deliver the same pixels, and the loader as many."""
+    pictures = digits(12)
+    s3_store.write(
+        "tar/0.tar",
+        shard([{"__key__": f"{label:03d}", "bin": data, "cls": str(label)} for label, data in enumerate(pictures)]),
+    )
+    job = {**job_of("tar", ["tar/0.tar"], tmp_path), "pixels": True}
+    cold, handler = (ask(f"penstock, gateway {way}", user, bucket, job) for way in ("cold", "handler"))
+    assert cold["bytes"] == len(pictures) * 28 * 28 * 3
+    assert [handler[name] for name in ("samples", "bytes", "check")] == [
+        cold[name] for name in ("samples", "bytes", "check")
+    ]
+    names = ["penstock", "penstock, map-style", *["penstock, TensorFlow", "TensorFlow, py_function"] * LIBRARIES]
+    assert {ask(name, user, bucket, {**job, "check": False})["bytes"] for name in names} == {cold["bytes"]}
+
+
+def test_chunks_at_random_places(user: Any, bucket: str, keys: dict[str, list[str]], tmp_path: Path) -> None:
+    """Clients read ranges of the size that was asked for, or whole objects that are shorter, as many as there is time for."""
+    job = {**job_of("objects", keys["objects"], tmp_path), "objects": False, "batches_max": 5, "check": False}
+    names = ["penstock", *["penstock, mount"] * os.access("/dev/fuse", os.R_OK | os.W_OK)]
+    for name in names:
+        assert ask(name, user, bucket, {**job, "chunk_bytes": 100})["bytes"] == 5 * 4 * 100
+        whole = ask(name, user, bucket, {**job, "chunk_bytes": 1 << 20})["bytes"]
+        assert 5 * 4 * 3000 <= whole <= 5 * 4 * (3000 + len(SAMPLES))
+
+
+def test_decoding_alone_needs_no_store(user: Any, bucket: str, s3_store: Store, tmp_path: Path) -> None:
+    """A local copy of the first shard, or of the first objects, is decoded as often as there is time for."""
+    for number, data in enumerate(digits(8)):
+        s3_store.write(f"objects/{number}.bin", data)
+        s3_store.write(f"tar/{number}.tar", shard([{"__key__": "a", "bin": data, "cls": str(number)}]))
+    for format_name, suffix in (("tar", "tar"), ("objects", "bin")):
+        job = {
+            **job_of(format_name, [f"{format_name}/{number}.{suffix}" for number in range(8)], tmp_path),
+            "decode": True, "batches_max": 6, "label": None,
+        }  # fmt: skip
+        with client(DECODING, user, bucket) as process:
+            for _ in range(2):
+                answer = process.ask({"do": "epoch", "job": {**job, "check": False}})
+                assert answer["batches"] == 6
+                assert answer["samples"] == (6 if format_name == "tar" else 24)
+    assert list(tmp_path.iterdir()) == []

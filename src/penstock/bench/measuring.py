@@ -19,17 +19,21 @@ INTERVAL_S = 0.25
 class Monitor:
     """Takes samples of a process and its descendants while the context is open.
 
+    Args:
+        process_id: The process.
+        requests: Log of the store's answers.
+
     Attributes:
         series: Rows of seconds since the start, CPU of the tree and of the host (1 is one core), memory of the tree in bytes
-            (PSS: what is shared counts once), bytes that the host received, and the busy share of the GPU, which is None
-            without one.
+            (PSS: what is shared counts once), bytes that the host received, the busy share of the GPU, which is None
+            without one, and the requests that the store has answered, which is None without a log.
         peak_pss_bytes: Largest memory of the tree in bytes, also of a context that is too short for a row.
     """
 
-    def __init__(self, process_id: int) -> None:
-        self.series: list[tuple[float, float, float, int, int, float | None]] = []
+    def __init__(self, process_id: int, requests: RequestLog | None = None) -> None:
+        self.series: list[tuple[float, float, float, int, int, float | None, int | None]] = []
         self.peak_pss_bytes = 0
-        self._process = psutil.Process(process_id)
+        self._process, self._requests = psutil.Process(process_id), requests
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-bench-monitor", daemon=True)
         self._gpu = gpu_handle()
@@ -54,6 +58,7 @@ class Monitor:
                     round(now_s - start_s, 3), round(max(0.0, tree_now_s - tree_s) / passed_s, 3),
                     round((host_now_s - host_s) / passed_s, 3), self._pss_bytes(),
                     psutil.net_io_counters().bytes_recv - received, gpu_busy_ratio(self._gpu),
+                    self._requests.answered() if self._requests else None,
                 )
             )  # fmt: skip
             before_s, tree_s, host_s = now_s, tree_now_s, host_now_s
@@ -94,7 +99,8 @@ class RequestLog:
         self._path = Path(path)
         if not self._path.exists():
             raise ConfigError(f"{path} does not exist", hint="the file of penstock bench origin --log")
-        self._at = self._path.stat().st_size
+        self._at = self._seen_at = self._path.stat().st_size
+        self._seen = 0
 
     def counted(self) -> dict[str, Any]:
         """Return "requests", numbers by kind, and "fetched_bytes" since the last call."""
@@ -102,9 +108,19 @@ class RequestLog:
             file.seek(self._at)
             complete = file.read().rpartition(b"\n")
         self._at += len(complete[0]) + len(complete[1])
+        self._seen_at, self._seen = self._at, 0
         answers = [line.decode().split() for line in complete[0].splitlines()]
         kinds = Counter(method if status < "400" else f"{method} {status}" for method, status, _ in answers)
         return {"requests": dict(kinds), "fetched_bytes": sum(int(size) for _, _, size in answers)}
+
+    def answered(self) -> int:
+        """Return the number of answers since the last call of ``counted``, of which none is forgotten."""
+        with self._path.open("rb") as file:
+            file.seek(self._seen_at)
+            new = file.read()
+        self._seen_at += len(new)
+        self._seen += new.count(b"\n")
+        return self._seen
 
 
 def _host_cpu_s() -> float:

@@ -6,11 +6,12 @@ import os
 import shlex
 from datetime import UTC, datetime
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.bench.parts import published_ratios
 from penstock.bench.plots import bars, plots_of_run
-from penstock.bench.results import is_decoded, spread_text, summarise, table, verdict
+from penstock.bench.results import COLUMNS_COUNT_SHORT, is_decoded, spread_text, summarise, table, verdict
+from penstock.bench.scenarios import read_scenario
 from penstock.errors import ConfigError
 from penstock.redaction import public_text
 from penstock.text.pages import page
@@ -18,6 +19,7 @@ from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from penstock.bench.record import BenchRecord
     from penstock.bench.results import ClientSummary
@@ -44,7 +46,9 @@ def again(record: BenchRecord) -> str:
     if run.get("scenario"):  # which has its own settings
         where = [run["scenario_url"]] if run["scenario_url"] else []
         words += ["--scenario", run["scenario"], *where, "--scale", f"{run['scale']:g}"]
-        return shlex.join([*words, "--seconds", f"{settings['seconds']:g}"])
+        words += ["--seconds", f"{run['scenario_seconds']:g}"] if run["scenario_seconds"] else []
+        words += ["--clients", ",".join(run["scenario_clients"])] if run["scenario_clients"] else []
+        return shlex.join(words)
     words.append(run["url"])
     if run["data"]["endpoint_url"]:
         words += ["--endpoint-url", run["data"]["endpoint_url"]]
@@ -101,15 +105,48 @@ def _page(records: Sequence[BenchRecord], path: Path) -> str:
         table=table(summarise(records[0])) if is_one else _compared(clients, records),
         not_run={name: public_text(reason) for name, reason in records[0].not_run.items()} if is_one else {},
         plots=plots_of_run(records[0]) if is_one else [bars(clients)],
-        runs=[
-            {
-                "again": again(record),
-                "href": Path(os.path.relpath(record.path, path.parent)).as_posix(),
-                "name": f"{record.path.parent.name}/{record.path.name}",
-            }
+        published=published_of(records),
+        commands=list(dict.fromkeys(map(again, records))),
+        links=[
+            {"href": os.path.relpath(place, path.parent), "name": f"{place.parent.name}/{place.name}"}
             for record in records
+            for place in [*_own_page(record, path), record.path]
         ],
     )
+
+
+def published_of(records: Sequence[BenchRecord]) -> list[list[str]]:
+    """Return ratios that were published beside those of these records, if they are of one scenario that has some."""
+    names = {record.run.get("scenario") for record in records}
+    scenario = read_scenario(name) if len(names) == 1 and (name := names.pop()) else None
+    return published_ratios(scenario, records) if scenario and scenario.reported else []
+
+
+def _own_page(record: BenchRecord, path: Path) -> list[Path]:
+    own = record.path.parent / PAGE
+    return [own] if own.exists() and own.resolve() != path.resolve() else []
+
+
+def markdown(records: Sequence[BenchRecord]) -> str:
+    """Return the tables of records for a document, each with what limits it, and the commands that make them again."""
+    parts = []
+    for record in records:
+        said, facts = verdict(record), _facts(record)
+        rows = [line[:COLUMNS_COUNT_SHORT] for line in table(summarise(record))]
+        title = record.run["part"] or record.run["url"]
+        parts += [f"### {title[0].upper()}{title[1:]}", f"{facts['Data']}; {facts['Settings']}.", _markdown_table(rows)]
+        parts += [f"{said.sentence} {said.evidence}"]
+    if ratios := published_of(records):
+        parts.append(_markdown_table(ratios))
+    commands = "\n".join(dict.fromkeys(map(again, records)))
+    return "\n\n".join(
+        [*parts, f"{facts['Machine']}; {facts['Date']}; {facts['Versions']}.", f"```sh\n{commands}\n```"]
+    )
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 
 
 def _names(records: Sequence[BenchRecord]) -> list[str]:

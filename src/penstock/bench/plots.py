@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED
+from penstock.bench.clients import DECODING, RAW, STEP_ALONE, UNDECODED
 from penstock.bench.results import (
     WINDOW_BATCHES,
     allowed_by_parts,
@@ -36,6 +36,7 @@ HATCHES = ("", "///", "...", "xx", "\\\\\\")
 _PARTS = {
     RAW.name: "store: raw reading, divided by the bytes of a sample",
     UNDECODED.name: "and samples made of it, not decoded",
+    DECODING.name: "decoding alone, of a local copy",
     STEP_ALONE.name: "step alone, on one cached batch",
 }
 
@@ -56,7 +57,8 @@ def plots_of_run(record: BenchRecord) -> list[Plot]:
     if not clients:
         return []
     turns = {(group[0]["name"], str(group[0]["settings"])): group for group in grouped_turns(record)}
-    lines = {each.label: turns[each.name, str(each.settings)] for each in clients}
+    shown = clients if len(clients) > 1 else [each for each in found if not each.is_probe]
+    lines = {each.label: turns[each.name, str(each.settings)] for each in shown}
     ours, others = ([each for each in clients if each.is_ours == is_ours] for is_ours in (True, False))
     both = bars({"penstock": ours, "other libraries": others})
     return [both, *_ladder(record, found), *_sweeps(found), *_windows(lines), _series(lines)]
@@ -101,7 +103,7 @@ def _ladder(record: BenchRecord, found: Sequence[ClientSummary]) -> Iterator[Plo
     if best is None or not allowed:
         return
     done = ["read", *["decoded"] * is_decoded(record), *["with the step"] * (record.run["settings"]["step"] != "none")]
-    steps = {_PARTS[name]: allowed[name] for name in (RAW.name, UNDECODED.name) if name in allowed}
+    steps = {_PARTS[name]: allowed[name] for name in (RAW.name, UNDECODED.name, DECODING.name) if name in allowed}
     steps[f"{best.label}: {', '.join(done)}"] = best.samples_per_s.median
     if STEP_ALONE.name in allowed:
         steps[_PARTS[STEP_ALONE.name]] = allowed[STEP_ALONE.name]
@@ -212,12 +214,13 @@ def _measures(turn: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     edges = np.arange(0, turn["seconds"] + width_s, width_s)
     samples, _ = np.histogram(turn["times_s"], bins=edges, weights=np.diff(turn["counts"], prepend=0))
     found = {"samples/s": (edges[:-1] + width_s / 2, samples / width_s)}
-    rows = np.array(turn["monitor"], float).reshape(-1, 6)  # None becomes NaN
-    if len(rows):
-        times_s, cores, _, pss_bytes, received, gpu = rows.T
+    if turn["monitor"]:
+        times_s, cores, _, pss_bytes, received, gpu, *more = np.array(turn["monitor"], float).T  # None becomes NaN
         found["CPU cores"] = times_s, cores
         found["memory MiB"] = times_s, pss_bytes / (1 << 20)
         found["received MB/s"] = times_s, np.diff(received, prepend=0) / np.diff(times_s, prepend=0) / 1e6
         if not np.isnan(gpu).all():
             found["GPU busy %"] = times_s, 100 * gpu
+        if more and not np.isnan(more[0]).all():
+            found["requests/s"] = times_s, np.diff(more[0], prepend=0) / np.diff(times_s, prepend=0)
     return found

@@ -75,6 +75,17 @@ class BenchRecord:
             raise ConfigError(f"{path} holds no run", hint="penstock bench run URL --out DIR")
         return record
 
+    @classmethod
+    def load_parts(cls, folder: str | Path) -> list[BenchRecord]:
+        """Read the record in a folder, or those of the parts of a scenario in its folders, in the order of their runs.
+
+        Raises:
+            ConfigError: There is none, or nothing was measured yet.
+            DataError: A line is damaged.
+        """
+        parts = [] if (Path(folder) / FILE).exists() else [path.parent for path in Path(folder).glob(f"*/{FILE}")]
+        return sorted(map(cls.load, parts or [Path(folder)]), key=lambda record: record.run["started"])
+
     def add(self, kind: str, **values: Any) -> None:
         """Add a line, which is on the disk when this returns."""
         line = {"kind": kind, **values}

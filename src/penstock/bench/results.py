@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.bench.clients import PROBES, RAW, STEP_ALONE, UNDECODED, WARM
+from penstock.bench.clients import DECODING, PROBES, RAW, STEP_ALONE, UNDECODED, WARM
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def allowed_by_parts(record: BenchRecord, found: Sequence[ClientSummary]) -> dic
     allowed: dict[str, float] = {}
     for each in found:  # the fastest first
         is_same = best is not None and each.settings == best.settings
-        if each.name in (UNDECODED.name, STEP_ALONE.name) and (is_same or each.name not in allowed):
+        if each.name in (UNDECODED.name, DECODING.name, STEP_ALONE.name) and (is_same or each.name not in allowed):
             allowed[each.name] = each.samples_per_s.median
     raw = [each.bytes_per_s.median for each in found if each.name == RAW.name]
     if raw:
@@ -324,11 +324,14 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
             f", and the step alone takes {number_text(alone)}; but it waits for data only {stall_ratio:.0%} of the time.",
             "Loading slows the step down: read in other processes (Loader(processes=)), or on a host with more cores.",
         )
+    decoding = (
+        f", and decodes {number_text(allowed[DECODING.name])} of a local copy" if DECODING.name in allowed else ""
+    )
     undecoded, raw = allowed.get(UNDECODED.name), allowed.get(RAW.name)
     if undecoded and undecoded * NEARLY > rate:
         return (
             "decoding",
-            f", and {number_text(undecoded)} if it does not decode"
+            f", and {number_text(undecoded)} if it does not decode{decoding}"
             + (f"; the store allows {number_text(raw)}." if raw else "."),
             "Decode in more processes or on hosts with more cores, or store smaller pictures: penstock pack --resize.",
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.clients import ENTRIES, RAW, STEP_ALONE, UNDECODED, Entry
+from penstock.bench.clients import DECODING, ENTRIES, RAW, STEP_ALONE, UNDECODED, Entry
 from penstock.bench.measuring import Monitor, RequestLog
 from penstock.bench.process import BenchError, ClientProcess, client_command, client_environment
 from penstock.bench.turns import surroundings
@@ -27,7 +27,7 @@ ANSWER_S_MAX = 120.0
 STARTING_RATIO = 0.35
 """Share of the time that is left for starting clients, by which turns are shorter."""
 
-SWEPT = ("workers", "batch", "shuffle", "processes", "prefetch", "cache")
+SWEPT = ("workers", "batch", "shuffle", "processes", "prefetch", "cache", "chunk_bytes")
 """Settings that a sweep can change in a run. Sizes of shards are runs of their own."""
 _LOADER = {"processes": "processes", "prefetch": "prefetch_batches", "cache": "cache"}
 """Settings that only ``Loader`` has, and what it calls them."""
@@ -44,6 +44,7 @@ class BenchOptions:
         clients: Beginnings of names of clients; empty: all.
         batch: Samples of a batch.
         decode: Whether pictures are decoded to 224 x 224.
+        pixels: Whether pictures are delivered as pixels of their own size, by clients that can.
         step: The training step, see ``clients/steps.py``.
         seconds: Time for everything, in seconds. The first round is complete even if it takes longer.
         sweep: Values of settings, by name; each client runs with each combination.
@@ -58,6 +59,7 @@ class BenchOptions:
     clients: Sequence[str] = ()
     batch: int = 128
     decode: bool = False
+    pixels: bool = False
     step: str = "none"
     seconds: float = 120.0
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class BenchOptions:
     def settings(self) -> dict[str, Any]:
         """Return the settings of all clients, for a record."""
         return {
-            "batch": self.batch, "decode": self.decode, "step": self.step, "shuffle": self.shuffle,
+            "batch": self.batch, "decode": self.decode, "pixels": self.pixels, "step": self.step, "shuffle": self.shuffle,
             "batches_max": self.batches_max, "epochs": self.epochs, "pipeline": self.pipeline,
         }  # fmt: skip
 
@@ -105,12 +107,12 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def selected(names: Sequence[str]) -> list[Entry]:
-    """Return the clients of these names, or whose names begin so; all, if there are none.
+    """Return the clients of these names, or whose names begin so; all that need not be asked for, if there are none.
 
     Raises:
         ConfigError: No client's name begins so.
     """
-    found = {entry.name for entry in ENTRIES} if not names else set[str]()
+    found = {entry.name for entry in ENTRIES if not entry.is_asked} if not names else set[str]()
     for name in names:
         known = {entry.name.lower(): entry.name for entry in ENTRIES}
         whole = known.get(name.lower())
@@ -139,14 +141,21 @@ def _applied(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in settings.items()
-        if name in ("batch", "shuffle") or option_of(entry, name) is not None
+        if name in ("batch", "shuffle")
+        or option_of(entry, name) is not None
+        or (name == "chunk_bytes" and entry.reads_chunks)
     }
 
 
 def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str | None:
     if options.pipeline and not _is_loader(entry):
         return "reads its own pipeline"
-    reason = entry.reason_not_run(data.format, decode=options.decode and data.is_picture)
+    if options.pixels and entry.module not in ("penstock", "tensorflow"):
+        return "does not deliver pixels"
+    if "chunk_bytes" in options.sweep and not entry.reads_chunks:
+        return "does not read at random places"
+    format_name = min(entry.formats) if "chunk_bytes" in options.sweep else data.format  # of which it takes any range
+    reason = entry.reason_not_run(format_name, decode=options.decode and data.is_picture)
     return None if reason and entry.module in options.python and "installed" in reason else reason
 
 
@@ -180,7 +189,7 @@ def run_benchmark(
     if options.step != "none":
         entries.append(STEP_ALONE)
     if options.decode and data.is_picture and not options.pipeline:
-        entries.append(UNDECODED)
+        entries += [UNDECODED, DECODING]
     for entry in selected(options.clients):
         if reason := _reason_not_run(entry, data, options):
             if entry.name not in record.not_run:
@@ -235,7 +244,8 @@ class _Runner:
         self._job = {
             "keys": list(data.keys), "prefix": data.prefix, "batch": options.batch, "image": data.image,
             "label": data.label, "label_kind": data.label_kind, "format": data.format, "objects": data.format == "objects",
-            "decode": options.decode and data.is_picture, "shuffle": options.shuffle, "scratch": scratch,
+            "decode": options.decode and data.is_picture, "pixels": options.pixels, "shuffle": options.shuffle,
+            "scratch": scratch,
             "step": options.step, "batches_max": options.batches_max, "epochs": options.epochs,
             "pipeline": options.pipeline,
         }  # fmt: skip
@@ -249,7 +259,7 @@ class _Runner:
             process, versions = self._started(entry, turn.settings)
             if self._log:
                 self._log.counted()
-            with Monitor(process.pid) as monitor:
+            with Monitor(process.pid, self._log) as monitor:
                 answer = process.ask(
                     {"do": "epoch", "job": {**self._job, "seconds_max": seconds, **entry.job, **turn.settings}}
                 )

@@ -101,8 +101,8 @@ def run(
         penstock bench run --scenario best-practices s3://bucket/bench/ --scale 0.01
     """
     _check_extra()
-    from penstock.bench.page import PAGE, write_page
-    from penstock.bench.parts import RunPart, published_ratios, repacked
+    from penstock.bench.page import PAGE, published_of, write_page
+    from penstock.bench.parts import RunPart, repacked
     from penstock.bench.results import best_settings, summarise
     from penstock.bench.running import BenchOptions, names_of
     from penstock.bench.turns import print_table
@@ -116,7 +116,14 @@ def run(
         pipeline=pipeline, origin_log=origin_log,
     )  # fmt: skip
     found: Scenario | None = None
-    about = {"scenario": scenario, "scale": scale, "scenario_url": url} if scenario else {}
+    about = (
+        {
+            "scenario": scenario, "scale": scale, "scenario_url": url, "scenario_seconds": seconds,
+            "scenario_clients": options.clients,
+        }
+        if scenario
+        else {}
+    )  # fmt: skip
     with ExitStack() as stack:
         if scenario is not None:
             if (batch, decode, step, pipeline, swept, sizes) != (128, False, "none", None, {}, []):
@@ -144,11 +151,13 @@ def run(
                         write_page([each for each in records if each.turns], folder / PAGE)
                         print_message(f"the page so far: {folder / PAGE}")
                     raise
+            if len(records) > 1:
+                write_page([record], record.path.parent / PAGE)
             show(record, as_json=as_json)
     write_page(records, folder / PAGE)
     print_message(f"the page: {folder / PAGE}")
-    if found is not None and found.reported and not as_json:
-        print_table("", published_ratios(found, records))
+    if (ratios := published_of(records)) and not as_json:
+        print_table("", ratios)
     if not any(best_settings(summarise(record)) for record in records):
         raise typer.Exit(1)  # each client is listed with the reason why it did not run
 
@@ -195,23 +204,28 @@ def report(
     output: str | None = option(
         "FILE", "The page; default: report.html in DIR, for several runs in this folder.", names=("--output", "-o")
     ),
+    as_markdown: bool = flag("Print the tables as Markdown instead.", names=("--markdown",)),
 ) -> None:
     """Write the HTML page of a run, or of several runs side by side, and print its path.
 
-    The page opens without a network. Several runs have a column each, with ratios to the first.
+    The page opens without a network. Several runs, or the parts of a scenario, have a column each, with ratios to the first.
 
     For example:
 
         penstock bench report bench-20260102-030405
         penstock bench report before after --output compared.html
+        penstock bench report bench-20260102-030405 --markdown
     """
     _check_extra()
-    from penstock.bench.page import PAGE, write_page
+    from penstock.bench.page import PAGE, markdown, write_page
     from penstock.bench.record import BenchRecord
 
     paths = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
     place = Path(output) if output else paths[0] / PAGE if len(paths) == 1 else Path(PAGE)
-    records = [BenchRecord.load(path) for path in paths]
+    records = [record for path in paths for record in BenchRecord.load_parts(path)]
+    if as_markdown:
+        print_result(markdown(records))
+        return
     write_page(records, place)
     print_result(str(place))
 

@@ -11,7 +11,7 @@ import pytest
 
 from measuring import made_record, turn
 from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED
-from penstock.bench.page import again, write_page
+from penstock.bench.page import again, markdown, write_page
 from penstock.bench.record import BenchRecord
 from penstock.errors import ConfigError
 
@@ -132,6 +132,58 @@ def test_runs_in_folders_of_one_name(tmp_path: Path) -> None:
     """They are told apart by their paths."""
     page = written(tmp_path, complete(tmp_path / "a/run"), complete(tmp_path / "b/run"))
     assert f"{tmp_path}/a/run, samples/s" in page
+
+
+def scenario_parts(folder: Path) -> list[BenchRecord]:
+    """Two parts of a scenario whose published ratios are known, and the page of the first one."""
+    about = {
+        "scenario": "object-lambda", "scale": 0.1, "scenario_url": None, "scenario_seconds": 60, "scenario_clients": ["a b"]
+    }  # fmt: skip
+    rates = {
+        "tars, 8MB": {"TensorFlow, py_function": 10, "penstock, gateway handler": 200},
+        "stored TFRecords": {"penstock, TensorFlow": 800},
+    }
+    records = []
+    for title, clients in rates.items():
+        record = made_record(folder / title, *(turn(name, rate) for name, rate in clients.items()))
+        record.run |= {**about, "part": title}
+        records.append(record)
+    write_page(records[:1], folder / "tars, 8MB" / "report.html")
+    return records
+
+
+def test_the_parts_of_a_scenario(tmp_path: Path) -> None:
+    """Published ratios stand beside ours, as page and as Markdown; one command makes all parts, and their pages are linked."""
+    records = scenario_parts(tmp_path)
+    page, text = written(tmp_path, *records), markdown(records)
+    command = "penstock bench run --scenario object-lambda --scale 0.1 --seconds 60 --clients 'a b'"
+    assert text.count(command) == 1
+    assert page.count("penstock bench run --scenario object-lambda") == 1
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    for row in (
+        ["tars of 8 MB by the naive reader : the same by a Lambda handler", "20", "20.0"],
+        ["tars of 8 MB by a Lambda handler : stored TFRecords", "more than 3", "4.0"],
+    ):
+        assert row in rows
+        assert f"| {' | '.join(row)} |" in text
+    assert "not measured" in page
+    assert 'href="tars%2C%208MB/report.html"' in page
+    assert 'href="stored%20TFRecords/report.html"' not in page
+    assert "### Tars, 8MB" in text
+    assert "| penstock, gateway handler | 200 |" in text
+    assert "Published ratios" not in written(tmp_path, complete(tmp_path / "other"))
+
+
+def test_requests_over_time(tmp_path: Path) -> None:
+    """Where a log counts them, they are a column; a sweep of a single client has a row for each value."""
+    turns = [
+        turn("penstock", 100 * (1 + place), settings={"cache": value}) for place, value in enumerate(("none", "1GB"))
+    ]
+    assert "requests/s" not in written(tmp_path, made_record(tmp_path / "a", *turns))
+    for each in turns:
+        each["monitor"] = [[*row, 10 * number] for number, row in enumerate(each["monitor"])]
+    page = written(tmp_path, made_record(tmp_path / "b", *turns))
+    assert "received MB/s, requests/s over time for penstock (cache=1GB); penstock (cache=none)" in page
 
 
 def test_the_command_that_makes_it_again(tmp_path: Path) -> None:

@@ -49,3 +49,15 @@ def test_no_run(tmp_path: Path) -> None:
         BenchRecord.load(tmp_path)
     assert BenchRecord.load(tmp_path, is_continued=True).run == {}
     assert (tmp_path / FILE).read_text() == ""
+
+
+def test_the_parts_of_a_run(tmp_path: Path) -> None:
+    """A folder has its own record, or those of parts, in the order in which they ran."""
+    for name in ("b", "a"):
+        made_record(tmp_path / name, turn(name, 10))
+    path = tmp_path / "a" / FILE
+    path.write_text(path.read_text().replace("1700000000.0", "1700000001.0"))
+    assert [record.path.parent.name for record in BenchRecord.load_parts(tmp_path)] == ["b", "a"]
+    assert [record.path.parent.name for record in BenchRecord.load_parts(tmp_path / "a")] == ["a"]
+    with pytest.raises(ConfigError, match="has no record"):
+        BenchRecord.load_parts(tmp_path / "c")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from measuring import made_record, turn
-from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED, WARM
+from penstock.bench.clients import DECODING, RAW, STEP_ALONE, UNDECODED, WARM
 from penstock.bench.results import Verdict, allowed_by_parts, summarise, table, verdict
 from penstock.bench.running import names_of, selected
 from penstock.errors import ConfigError
@@ -122,6 +122,9 @@ def test_decoding_is_the_limit(tmp_path: Path) -> None:
     assert found.limit == "decoding"
     assert "400 if it does not decode; the store allows 5,000." in found.evidence
     assert "the whole machine 1.9 of 2." in found.evidence
+    alone = turn(DECODING.name, 110)
+    apart = of(tmp_path / "apart", turn(UNDECODED.name, 400), raw(5), decoded, alone, settings={"decode": True})
+    assert "400 if it does not decode, and decodes 110 of a local copy; the store" in apart.evidence
 
 
 def test_the_store_limits_a_decoding_loop(tmp_path: Path) -> None:
@@ -187,7 +190,11 @@ def test_a_warm_gateway_says_nothing_of_the_store(tmp_path: Path) -> None:
 def test_a_name_selects_one_client_and_a_beginning_all() -> None:
     """The whole name of a client selects it alone, though others begin so."""
     assert [entry.name for entry in selected(["penstock"])] == ["penstock"]
-    assert {entry.name for entry in selected(["Penstock, g"])} == {"penstock, gateway cold", WARM}
+    assert {entry.name for entry in selected(["Penstock, g"])} == {
+        "penstock, gateway cold",
+        WARM,
+        "penstock, gateway handler",
+    }
     assert names_of("penstock, processes") == ("penstock, processes",)
     assert names_of("penstock,webdataset") == ("penstock", "webdataset")
     with pytest.raises(ConfigError, match="no client is called 'penstok'"):

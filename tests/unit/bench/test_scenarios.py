@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.bench.clients import ENTRIES, Entry
+from penstock.bench.clients import ENTRIES, RAW, Entry
 from penstock.bench.parts import parts_of, write_scenario
-from penstock.bench.running import BenchOptions, option_of, turns_of
+from penstock.bench.running import BenchOptions, option_of, selected, turns_of
 from penstock.bench.samples import KINDS
 from penstock.bench.scenarios import DataSet, read_scenario, scenario_names
 from penstock.bench.writing import DataWriter
@@ -64,6 +64,21 @@ def test_a_scenario_that_names_nothing_is_an_error(
     monkeypatch.setattr("penstock.bench.scenarios.files", lambda _: tmp_path)
     with pytest.raises(ps.ConfigError, match=message):
         read_scenario("wrong")
+
+
+def test_what_is_asked_for() -> None:
+    """Clients that answer a question of their own run only where they are named, and those that read no chunks say so."""
+    assert "penstock, gateway handler" not in {entry.name for entry in selected(())}
+    assert [entry.name for entry in selected(["penstock, gateway h"])] == ["penstock, gateway handler"]
+    parts = {part.title: part for part in read_scenario("fast-file").scaled(0.1).parts}
+    counts = [parts[f"job start by number of files at scale 1, {count}"].data.count for count in (100, 1000, 10_000)]
+    assert counts == [10, 100, 1000]
+    options = parts["random chunks by size"].options
+    turns = turns_of([RAW, *selected(["penstock, mount", "webdataset, boto3"])], options)
+    assert [(turn.entry.name, turn.settings) for turn in turns if turn.number == 0] == [
+        (RAW.name, {}), ("penstock, mount", {"chunk_bytes": 65_536}), ("webdataset, boto3", {}),
+        ("penstock, mount", {"chunk_bytes": 1_048_576}), ("penstock, mount", {"chunk_bytes": 8_388_608}),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,6 +26,8 @@ class Entry:
         is_ours: Whether it is penstock.
         decodes: Whether it can decode pictures.
         workers: Name of the option that a sweep over workers sets; None if it has none.
+        reads_chunks: Whether it reads ranges at random places, of ``chunk_bytes`` of a job.
+        is_asked: Whether it runs only where its name is asked for: it answers a question of its own.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Entry:
     is_ours: bool = False
     decodes: bool = True
     workers: str | None = None
+    reads_chunks: bool = False
+    is_asked: bool = False
 
     def reason_not_run(self, format_name: str, *, decode: bool) -> str | None:
         """Return why this client cannot read such data here; None if it can."""
@@ -92,16 +96,22 @@ WARM = "penstock, gateway warm"
 """The client that reads what has been read before: it says nothing of the store."""
 
 ENTRIES = (
-    _ours("penstock", workers="threads"),
+    _ours("penstock", workers="threads", reads_chunks=True),
     _ours("penstock, processes", packages=("cloudpickle",), options={"processes": 2}, workers="processes"),
     _ours("penstock, DataLoader", packages=("torch",), options={"mode": "torch"}, workers="workers"),
     _ours("penstock, map-style", formats=_BY_NUMBER, packages=("torch",), options={"mode": "map"}, workers="workers"),
     _tensorflow("penstock, TensorFlow", "dataset", _ANY, is_ours=True),
-    _in_dataloader("penstock, mount", "files", _FILES, options={"way": "mount"}, is_ours=True),
+    _tensorflow("penstock, TensorFlow on the mount", "mount", is_ours=True, is_asked=True),
+    _tensorflow("penstock, TensorFlow on the pipe", "pipe", is_ours=True, is_asked=True),
+    _in_dataloader("penstock, mount", "files", _FILES, options={"way": "mount"}, is_ours=True, reads_chunks=True),
     _in_dataloader("penstock, pipe", "files", _TAR, options={"way": "pipe", "workers": 2}, is_ours=True),
     _in_dataloader("penstock, files", "files", _FILES, options={"way": "file"}, is_ours=True),
     _ours("penstock, gateway cold", packages=("aiohttp",), options={"through": "cold"}, workers="threads"),
     _ours(WARM, packages=("aiohttp",), options={"through": "warm"}, workers="threads"),
+    _ours(
+        "penstock, gateway handler", formats=_TAR, packages=("aiohttp", "boto3"), options={"through": "handler"},
+        workers="threads", is_asked=True,
+    ),
     _webdataset("penstock", name="webdataset on penstock", is_ours=True),
     _in_dataloader("connector names on penstock", "penstock_connector", _TAR | _OBJECTS, is_ours=True),
     _in_dataloader("connector, iterable", "s3torchconnector", _TAR, "s3torchconnector"),
@@ -121,9 +131,11 @@ ENTRIES = (
     Entry(
         name="Ray Data", module="ray", formats=_FILES | _TFRECORD, packages=("ray", "pyarrow", "pandas"), decodes=False,
     ),
-    _in_dataloader("rclone mount", "files", _FILES, options={"way": "rclone"}, programs=("rclone",)),
-    _in_dataloader("s3fs-fuse", "files", _FILES, options={"way": "s3fs"}, programs=("s3fs",)),
+    _in_dataloader("rclone mount", "files", _FILES, options={"way": "rclone"}, programs=("rclone",), reads_chunks=True),
+    _in_dataloader("s3fs-fuse", "files", _FILES, options={"way": "s3fs"}, programs=("s3fs",), reads_chunks=True),
     _tensorflow("TensorFlow, local files", "local"),
+    _tensorflow("TensorFlow, rclone mount", "rclone", programs=("rclone",), is_asked=True),
+    _tensorflow("TensorFlow, s3fs-fuse", "s3fs", programs=("s3fs",), is_asked=True),
     _tensorflow("TensorFlow, tensorflow-io", "io", _TFRECORD, "tensorflow_io"),
     _tensorflow("TensorFlow, py_function", "naive", _TAR, "boto3"),
     _tensorflow("TensorFlow, tf.data service", "service", _TAR | _TFRECORD, "boto3"),
@@ -140,7 +152,11 @@ RAW = Entry(
 """The bytes of the shards, unparsed: what the store gives to this machine."""
 UNDECODED = Entry(name="without decoding", module="penstock", formats=_ANY, job={"decode": False, "step": None})
 """Reading without preprocessing and without a step."""
+DECODING = Entry(
+    name="decoding alone", module="penstock", formats=_ANY, options={"mode": "local"}, job={"step": None}, is_ours=True
+)
+"""Preprocessing of a local copy of the first samples, again and again: what the processors allow."""
 STEP_ALONE = Entry(name="one cached batch", module="penstock", formats=_ANY, job={"cached": True})
 """The step on one batch again and again: what a training loop reaches that never waits for data."""
-PROBES = (RAW, UNDECODED, STEP_ALONE)
+PROBES = (RAW, UNDECODED, DECODING, STEP_ALONE)
 """Measurements that are not clients: what the store, reading and the step allow."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,10 @@ from penstock.bench.clients import decoders, loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+
+CHUNKS_COUNT = 1 << 20
+"""Chunks of an epoch: more than a turn reads."""
 
 
 class Collate:
@@ -72,6 +78,19 @@ class Objects(Dataset[dict[str, Any]]):
         return {self.job["image"]: file.read(), self.job["label"]: loop.number_of(key)}
 
 
+class Chunks(Objects):
+    """Ranges of ``chunk_bytes`` at random places of files."""
+
+    def __len__(self) -> int:
+        return CHUNKS_COUNT
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        source, size = Random(number), self.job["chunk_bytes"]
+        with self.open_file(source.choice(self.job["keys"])) as file:
+            file.seek(source.randint(0, max(0, file.seek(0, os.SEEK_END) - size)))
+            return {self.job["image"]: file.read(size)}
+
+
 def batches(
     dataset: Any, job: dict[str, Any], workers: int, *, decoder: str | None = None, **options: Any
 ) -> Iterator[loop.Batch]:
@@ -84,7 +103,9 @@ def batches(
 
 
 def read(open_file: Callable[[str], Any], job: dict[str, Any], workers: int) -> Iterator[loop.Batch]:
-    """Objects in random order, or shards, each of which `open_file` opens by its key."""
+    """Objects in random order, shards, or chunks of them, each of which `open_file` opens by its key."""
+    if job.get("chunk_bytes"):
+        return batches(Chunks(open_file, job), job, workers)
     if job.get("objects"):
         return batches(Objects(open_file, job), job, workers, shuffle=True)
     return batches(Stream(Share(open_file, job["keys"]), job), job, workers)

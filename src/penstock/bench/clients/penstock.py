@@ -17,6 +17,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 import penstock as ps
@@ -32,10 +34,10 @@ AHEAD_BYTES = 64 << 20
 class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards.
 
-    ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one. In a
-    DataLoader with so many `workers`: ``torch``, or ``map`` by number. `mount`: a folder to read instead of the bucket.
-    `through` a gateway of its own, which is ``cold``, or ``warm``: it has served all before. `cache`: size of a loader's cache
-    on disk, which an epoch finds empty.
+    ``bare``: one batch in memory again and again; ``local``: the first shard from local files, again and again. By number in
+    random order: ``stream``, or ``batches`` one by one. In a DataLoader with so many `workers`: ``torch`` or ``map``.
+    `mount`: a folder to read instead of the bucket. `through` a gateway of its own, which is ``cold``, ``warm``: it has served
+    all before, or runs a Lambda ``handler``. `cache`: size of a loader's cache on disk, which an epoch finds empty.
     """
 
     packages = ("penstock-data", "numpy")
@@ -70,7 +72,10 @@ class Penstock:
         os.environ["XDG_CACHE_HOME"] = self.folder
         self.keys = job["keys"] if self.through and not job.get("objects") else []
         if self.through:
-            self.connection["endpoint_url"] = self.stack.enter_context(programs.gateway(self.url, self.bucket, job))
+            served = programs.gateway(self.url, self.bucket, job, by_handler=self.through == "handler")
+            self.connection["endpoint_url"] = self.stack.enter_context(served)
+        if self.mode == "local":
+            self._copy(job)
         if self.through == "warm":
             self._within(job, lambda _: deque(self._load(job), maxlen=0))
         elif self.mode == "map" and not job.get("objects"):
@@ -103,6 +108,10 @@ class Penstock:
             return self._decode(job)
         if self.mode in ("stream", "batches"):
             return self._by_number(job)
+        if self.mode == "local":
+            return itertools.chain.from_iterable(self._load(job) for _ in itertools.count())
+        if job.get("chunk_bytes"):
+            return self._chunks(job)
         if self.mode == "torch":
             return self._torch(job)
         if self.mode == "map":
@@ -116,10 +125,13 @@ class Penstock:
         return (ps.objects if job.get("objects") else ps.shards)(urls, **self.connection, **made_here)
 
     def decoded(self, pipeline: Any, job: dict[str, Any]) -> Any:
-        """With the picture as an array, and the label."""
+        """With the picture as an array, and the label; through a gateway, pixels come as they are."""
+        if not job.get("decode") and (self.through or not job.get("pixels")):
+            return pipeline
+        side = decoders.SIDE if job.get("decode") else None
         label = ps.Bytes if job.get("label_kind") == "string" else ps.Integer
         labels = [label(job["label"])] if job["label"] and not job.get("objects") else []
-        return pipeline.decode(ps.Image(job["image"], height=decoders.SIDE, width=decoders.SIDE), *labels)
+        return pipeline.decode(ps.Image(job["image"], height=side, width=side), *labels)
 
     def pipeline(self, job: dict[str, Any]) -> Any:
         """Images and labels; where objects hold no label, the key's number is it."""
@@ -130,8 +142,7 @@ class Penstock:
             pipeline = pipeline.shuffle(window=job["shuffle"], seed=job.get("seed", 0))
         if job.get("documents"):
             pipeline = pipeline.token_blocks(job["block"], dtype="uint16")
-        if job.get("decode"):
-            pipeline = self.decoded(pipeline, job)
+        pipeline = self.decoded(pipeline, job)
         return pipeline.batch(job["batch"], drop_last=False)
 
     def _load(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
@@ -143,6 +154,31 @@ class Penstock:
                     del batch
             finally:
                 self.fetched_bytes += loader.statistics().bytes
+
+    def _copy(self, job: dict[str, Any]) -> None:
+        """Copy the first shard, or as many objects as a batch has, to the folder in which the epoch then finds it."""
+        keys = job["keys"][: job["batch"] if job.get("objects") else 1]
+        with ps.connect(f"s3://{self.bucket}/", endpoint_url=self.url) as store:
+            for blob in store.read_many(keys):
+                path = Path(self.folder, blob.key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(blob.data)
+        self.root, self.connection = self.folder, {}
+
+    def _chunks(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
+        """Ranges of ``chunk_bytes`` at random places of the shards."""
+        source, size = Random(0), job["chunk_bytes"]
+        with ps.connect(f"{self.root}/", **self.connection) as store:
+            sizes = {info.key: info.size_bytes for info in store.list(loop.folder_of(job))}
+
+            def ranges() -> Iterator[tuple[str, ps.ByteRange]]:
+                while True:
+                    key = source.choice(job["keys"])
+                    start = source.randint(0, max(0, sizes[key] - size))
+                    yield key, ps.ByteRange(start, min(start + size, sizes[key]))
+
+            chunks = ((blob.data, None) for blob in store.read_many(ranges(), ordered=False))
+            yield from loop.batched(chunks, job["batch"])
 
     def _torch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Batches that the data set makes, in a DataLoader."""
@@ -162,7 +198,7 @@ class Penstock:
         from penstock.torch import MapDataset
 
         source = self.source(job, self.keys)
-        dataset = MapDataset(self.decoded(source, job) if job.get("decode") else source)
+        dataset = MapDataset(self.decoded(source, job))
         yield from DataLoader(
             dataset, job["batch"], shuffle=True, num_workers=self.workers, collate_fn=partial(_collated, job)
         )

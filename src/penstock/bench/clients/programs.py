@@ -26,18 +26,34 @@ GUARDED = 'directory=$1; shift; { "$@"; kill $$; } & read -r _; fusermount -u -z
 """A shell that unmounts when its input ends, as it does when this process has ended; it ends with the program."""
 
 
+HANDLER = """
+import sys
+sys.path.insert(0, {source!r})
+from penstock.bench.clients.handler import handler_of
+lambda_handler = handler_of({image!r}, {label!r}, pixels={pixels!r})
+"""
+
+
 @contextmanager
-def gateway(url: str | None, bucket: str, job: dict[str, Any]) -> Iterator[str]:
-    """Serve a bucket with an empty cache; the URL of the gateway.
+def gateway(url: str | None, bucket: str, job: dict[str, Any], *, by_handler: bool = False) -> Iterator[str]:
+    """Serve a bucket with an empty cache, its tars as TFRecords; the URL of the gateway.
 
     Raises:
         RuntimeError: It did not start.
     """
-    fields = ",".join(name for name in (job["image"], job["label"]) if name)
+    image, label, pixels = job["image"], job["label"], bool(job.get("pixels"))
+    fields = ",".join(filter(None, [f"{image}={image}:pixels" if pixels else image, label]))
     command = [*PENSTOCK, "gateway", "--upstream", f"s3://{bucket}", "--metadata-ttl", "1h", "--port", "0"]
     command += ["--endpoint-url", url] if url else []
-    command += ["--transform", f"tar2tfrecord({fields})"] if job["format"] == "tar" else []
     with tempfile.TemporaryDirectory(dir=job["scratch"]) as folder, Path(folder, "log").open("w+") as log:
+        if by_handler:
+            source = str(Path(__file__).parents[3])
+            Path(folder, "code").mkdir()
+            text = HANDLER.format(source=source, image=image, label=label, pixels=pixels)
+            Path(folder, "code", "app.py").write_text(text)
+            command += ["--lambda", "app.lambda_handler", "--lambda-dir", f"{folder}/code", "--memory", "4GiB"]
+        elif job["format"] == "tar":
+            command += ["--transform", f"tar2tfrecord({fields})"]
         process = subprocess.Popen([*command, "--cache", f"{folder}/cache:32GB"], stderr=log)
         try:
             until_s = time.monotonic() + READY_S_MAX

@@ -1,10 +1,10 @@
 """TensorFlow: penstock's data set, and the ways to TFRecords and tars that need no build of TensorFlow of one's own.
 
 ``dataset`` is ``penstock.tensorflow.dataset``, ``records`` the same on undecoded TFRecords, with ``parse_example``. With
-``TFRecordDataset``: ``local`` reads files (of the job's ``folder``, or downloaded first), ``mount`` those of a mounted bucket,
-``io`` the bucket by tensorflow-io. ``boto3`` is a py_function that fetches whole shards of TFRecords, ``naive`` one that takes
-tars apart, both in ``interleave``; ``service`` distributes either over two workers of tf.data service. ``pipe`` is a generator
-that reads what ``penstock cat`` writes.
+``TFRecordDataset``: ``local`` reads files (of the job's ``folder``, or downloaded first), ``mount``, ``rclone`` and ``s3fs``
+those of a mounted bucket, ``io`` the bucket by tensorflow-io. ``boto3`` is a py_function that fetches whole shards of
+TFRecords, ``naive`` one that takes tars apart, both in ``interleave``; ``service`` distributes either over two workers of
+tf.data service. ``pipe`` is a generator that reads what ``penstock cat`` writes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class TensorFlow:
         if self.way == "io":
             loop.use_endpoint(self.url, "S3_ENDPOINT")
             import tensorflow_io  # noqa: F401 - registers s3://
-        elif self.way == "mount":
+        elif self.way in ("mount", "rclone", "s3fs"):
             self.directory = self.stack.enter_context(tempfile.TemporaryDirectory(dir=job.get("scratch")))
-            self.stack.enter_context(programs.mounted("mount", self.url, self.bucket, self.directory))
+            self.stack.enter_context(programs.mounted(self.way, self.url, self.bucket, self.directory))
         elif self.way == "service":
             self.dispatcher = service.DispatchServer()
             address = self.dispatcher.target.partition("://")[2]
@@ -67,7 +67,7 @@ class TensorFlow:
             labels = batch[1].numpy() if len(batch) > 1 else []
             if job.get("objects"):
                 labels = [loop.number_of(key.decode()) for key in labels]
-            if job.get("decode"):
+            if batch[0].dtype != tf.string:
                 yield batch[0].numpy(), labels
             else:
                 yield Strings(batch[0], job.get("check", False)), labels

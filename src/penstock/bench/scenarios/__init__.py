@@ -153,9 +153,11 @@ def read_scenario(name: str) -> Scenario:
 
 
 def _parts(values: dict[str, Any], data: dict[str, DataSet]) -> list[Part]:
-    """Return the part of a declaration, or one for each size of shards that it names."""
+    """Return the part of a declaration, or one for each size of shards or number of samples that it names."""
     given = dict(values)
-    title, read, sizes = given.pop("title"), data[given.pop("data")], given.pop("shard_bytes", [])
+    title, read = given.pop("title"), data[given.pop("data")]
+    varied = next((name for name in ("shard_bytes", "count") if name in given), "")
+    sizes = given.pop(varied, [])
     options = BenchOptions(**given)
     selected(options.clients)
     if not sizes:
@@ -163,7 +165,7 @@ def _parts(values: dict[str, Any], data: dict[str, DataSet]) -> list[Part]:
     return [
         Part(
             title=f"{title}, {size}",
-            data=replace(read, name=f"{read.name}-{size}", shard_bytes=parse_bytes(size)),
+            data=replace(read, name=f"{read.name}-{size}", **_sizes({varied: size})),
             options=options,
         )
         for size in sizes
