@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from penstock.bench.parts import published_ratios
 from penstock.bench.plots import bars, plots_of_run
 from penstock.bench.results import COLUMNS_COUNT_SHORT, is_decoded, spread_text, summarise, table, verdict
-from penstock.bench.scenarios import read_scenario
 from penstock.errors import ConfigError
 from penstock.redaction import public_text
 from penstock.text.pages import page
@@ -105,26 +104,15 @@ def _page(records: Sequence[BenchRecord], path: Path) -> str:
         table=table(summarise(records[0])) if is_one else _compared(clients, records),
         not_run={name: public_text(reason) for name, reason in records[0].not_run.items()} if is_one else {},
         plots=plots_of_run(records[0]) if is_one else [bars(clients)],
-        published=published_of(records),
+        published=published_ratios(records),
         commands=list(dict.fromkeys(map(again, records))),
         links=[
             {"href": os.path.relpath(place, path.parent), "name": f"{place.parent.name}/{place.name}"}
             for record in records
-            for place in [*_own_page(record, path), record.path]
+            for place in (record.path.with_name(PAGE), record.path)
+            if place.exists() and place.resolve() != path.resolve()
         ],
     )
-
-
-def published_of(records: Sequence[BenchRecord]) -> list[list[str]]:
-    """Return ratios that were published beside those of these records, if they are of one scenario that has some."""
-    names = {record.run.get("scenario") for record in records}
-    scenario = read_scenario(name) if len(names) == 1 and (name := names.pop()) else None
-    return published_ratios(scenario, records) if scenario and scenario.reported else []
-
-
-def _own_page(record: BenchRecord, path: Path) -> list[Path]:
-    own = record.path.parent / PAGE
-    return [own] if own.exists() and own.resolve() != path.resolve() else []
 
 
 def markdown(records: Sequence[BenchRecord]) -> str:
@@ -136,7 +124,7 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         title = record.run["part"] or record.run["url"]
         parts += [f"### {title[0].upper()}{title[1:]}", f"{facts['Data']}; {facts['Settings']}.", _markdown_table(rows)]
         parts += [f"{said.sentence} {said.evidence}"]
-    if ratios := published_of(records):
+    if ratios := published_ratios(records):
         parts.append(_markdown_table(ratios))
     commands = "\n".join(dict.fromkeys(map(again, records)))
     return "\n\n".join(

@@ -11,6 +11,7 @@ from penstock.bench.data import look_at
 from penstock.bench.record import FILE, BenchRecord
 from penstock.bench.results import summarise
 from penstock.bench.running import Progress, check_same, run_benchmark
+from penstock.bench.scenarios import read_scenario
 from penstock.bench.writing import DataWriter
 from penstock.compose import connect
 from penstock.errors import ConfigError, ObjectMissingError
@@ -127,8 +128,15 @@ def _delete(url: str, connection: ConnectionOptions) -> None:
         store.delete(info.key for info in store.list())
 
 
-def published_ratios(scenario: Scenario, records: Sequence[BenchRecord]) -> list[list[str]]:
-    """Return the head and a row for each ratio that was published: what it compares, its value, and ours."""
+def published_ratios(records: Sequence[BenchRecord]) -> list[list[str]]:
+    """Return the head and a row for each ratio that was published: what it compares, its value, and ours.
+
+    Nothing is returned of records that are not of one scenario, or of one without such ratios.
+    """
+    names = {record.run.get("scenario") for record in records}
+    scenario = read_scenario(name) if len(names) == 1 and (name := names.pop()) else None
+    if scenario is None or not scenario.reported:
+        return []
     times_s: dict[tuple[str, str], float] = {}
     for record in records:
         for each in summarise(record):

@@ -101,8 +101,8 @@ def run(
         penstock bench run --scenario best-practices s3://bucket/bench/ --scale 0.01
     """
     _check_extra()
-    from penstock.bench.page import PAGE, published_of, write_page
-    from penstock.bench.parts import RunPart, repacked
+    from penstock.bench.page import PAGE, write_page
+    from penstock.bench.parts import RunPart, published_ratios, repacked
     from penstock.bench.results import best_settings, summarise
     from penstock.bench.running import BenchOptions, names_of
     from penstock.bench.turns import print_table
@@ -156,7 +156,7 @@ def run(
             show(record, as_json=as_json)
     write_page(records, folder / PAGE)
     print_message(f"the page: {folder / PAGE}")
-    if (ratios := published_of(records)) and not as_json:
+    if (ratios := published_ratios(records)) and not as_json:
         print_table("", ratios)
     if not any(best_settings(summarise(record)) for record in records):
         raise typer.Exit(1)  # each client is listed with the reason why it did not run

@@ -109,7 +109,7 @@ ENTRIES = (
     _ours("penstock, gateway cold", packages=("aiohttp",), options={"through": "cold"}, workers="threads"),
     _ours(WARM, packages=("aiohttp",), options={"through": "warm"}, workers="threads"),
     _ours(
-        "penstock, gateway handler", formats=_TAR, packages=("aiohttp", "boto3"), options={"through": "handler"},
+        "penstock, gateway handler", formats=_TAR, packages=("aiohttp", "boto3", "PIL"), options={"through": "handler"},
         workers="threads", is_asked=True,
     ),
     _webdataset("penstock", name="webdataset on penstock", is_ours=True),

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-CHUNKS_COUNT = 1 << 20
-"""Chunks of an epoch: more than a turn reads."""
-
-
 class Collate:
     """A batch of samples, which are dicts: lists of buffers, or one tensor of pictures, which crosses in shared memory."""
 
@@ -82,7 +78,7 @@ class Chunks(Objects):
     """Ranges of ``chunk_bytes`` at random places of files."""
 
     def __len__(self) -> int:
-        return CHUNKS_COUNT
+        return 1 << 30  # more than a turn reads
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         source, size = Random(number), self.job["chunk_bytes"]

@@ -7,9 +7,10 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import boto3
+from PIL import Image
 
 from penstock.bench.clients import loop
-from penstock.bench.samples import write_tfrecord
+from penstock.formats import TFRecordWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,23 +20,18 @@ def handler_of(image: str, label: str | None, *, pixels: bool) -> Callable[[dict
     """Return a handler that keeps these fields of each sample, the image as it is or as its `pixels`."""
     s3 = boto3.client("s3")
 
-    def example(sample: dict[str, bytes]) -> dict[str, bytes]:
-        return {**sample, image: _pixels(sample[image])} if pixels else sample
-
     def lambda_handler(event: dict[str, Any], _context: Any) -> dict[str, Any]:
         where, made = event["getObjectContext"], io.BytesIO()
+        examples = TFRecordWriter(made.write)
         with urllib.request.urlopen(where["inputS3Url"]) as source:
-            write_tfrecord(made, map(example, loop.read_tar(source, (image, label))))
+            for sample in loop.read_tar(source, (image, label)):
+                if pixels:
+                    sample[image] = Image.open(io.BytesIO(sample[image])).convert("RGB").tobytes()
+                examples.add(sample)
+        examples.finish()
         s3.write_get_object_response(
             Body=made.getvalue(), RequestRoute=where["outputRoute"], RequestToken=where["outputToken"]
         )
         return {"statusCode": 200}
 
     return lambda_handler
-
-
-def _pixels(data: bytes) -> bytes:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as picture:
-        return picture.convert("RGB").tobytes()

@@ -72,7 +72,7 @@ class Penstock:
         os.environ["XDG_CACHE_HOME"] = self.folder
         self.keys = job["keys"] if self.through and not job.get("objects") else []
         if self.through:
-            served = programs.gateway(self.url, self.bucket, job, by_handler=self.through == "handler")
+            served = programs.gateway(self.url, self.bucket, job, self.through)
             self.connection["endpoint_url"] = self.stack.enter_context(served)
         if self.mode == "local":
             self._copy(job)

@@ -35,8 +35,8 @@ lambda_handler = handler_of({image!r}, {label!r}, pixels={pixels!r})
 
 
 @contextmanager
-def gateway(url: str | None, bucket: str, job: dict[str, Any], *, by_handler: bool = False) -> Iterator[str]:
-    """Serve a bucket with an empty cache, its tars as TFRecords; the URL of the gateway.
+def gateway(url: str | None, bucket: str, job: dict[str, Any], through: str) -> Iterator[str]:
+    """Serve a bucket with an empty cache, its tars as TFRecords, and yield the URL. `through` may be a Lambda ``handler``.
 
     Raises:
         RuntimeError: It did not start.
@@ -46,10 +46,9 @@ def gateway(url: str | None, bucket: str, job: dict[str, Any], *, by_handler: bo
     command = [*PENSTOCK, "gateway", "--upstream", f"s3://{bucket}", "--metadata-ttl", "1h", "--port", "0"]
     command += ["--endpoint-url", url] if url else []
     with tempfile.TemporaryDirectory(dir=job["scratch"]) as folder, Path(folder, "log").open("w+") as log:
-        if by_handler:
-            source = str(Path(__file__).parents[3])
+        if through == "handler":
             Path(folder, "code").mkdir()
-            text = HANDLER.format(source=source, image=image, label=label, pixels=pixels)
+            text = HANDLER.format(source=str(Path(__file__).parents[3]), image=image, label=label, pixels=pixels)
             Path(folder, "code", "app.py").write_text(text)
             command += ["--lambda", "app.lambda_handler", "--lambda-dir", f"{folder}/code", "--memory", "4GiB"]
         elif job["format"] == "tar":
