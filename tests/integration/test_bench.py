@@ -75,11 +75,7 @@ def test_a_run_that_is_stopped(url: str, tmp_path: Path) -> None:
 
     wait_until(has_turn)
     process.send_signal(signal.SIGINT)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:  # an interrupt may be lost while a package in C is imported
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=80)
     assert process.returncode == 130
     assert "goes on" in err
     assert "raw reading" in out
@@ -91,3 +87,26 @@ def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A folder without a record is wrong usage."""
     assert run(["bench", "report", str(tmp_path)]) == 2
     assert "has no record.jsonl" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import signal, sys, threading
+from penstock.bench.process import ClientProcess
+start = threading.Timer.start
+def interrupted(timer):
+    start(timer)
+    signal.raise_signal(signal.SIGINT)
+threading.Timer.start = interrupted
+process = ClientProcess("client", [sys.executable, "-c", "input()"], answer_s_max=600)
+try:
+    process.ask({})
+except KeyboardInterrupt:
+    process.close()
+    print("closed")
+"""
+
+
+def test_an_interrupt_while_a_client_is_asked() -> None:
+    """Ctrl-C at the moment that the clock of an answer starts does not have the process wait for that clock."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr

@@ -78,8 +78,9 @@ class ClientProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         timer = threading.Timer(self._answer_s_max, self._end_late)
-        timer.start()
+        timer.daemon = True  # Ctrl-C may come while it starts, and the interpreter waits for other threads at its end
         try:
+            timer.start()
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
