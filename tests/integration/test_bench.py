@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from loading import shard
+from penstock.bench.data import look_at
 from penstock.bench.page import PAGE
 from penstock.bench.record import FILE, BenchRecord
+from penstock.bench.running import BenchOptions, run_benchmark
 from penstock.cli.app import run
 from servers.gateway import wait_until
 
@@ -87,6 +90,25 @@ def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A folder without a record is wrong usage."""
     assert run(["bench", "report", str(tmp_path)]) == 2
     assert "has no record.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("percent_max", "alive"), [(100, [0, 1, 2, 1]), (0, [0, 0, 0, 0])])
+def test_clients_end_after_their_last_turn(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent_max: int, alive: list[int]
+) -> None:
+    """Processes stay for the turns that they still have, unless memory is short; then they start again."""
+    monkeypatch.setattr("penstock.bench.running.MEMORY_PERCENT_MAX", percent_max)
+    found = []
+
+    def progress(*_: object) -> None:
+        lines = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+        found.append(sum("penstock.bench.clients" in line for line in lines))
+
+    record = BenchRecord(tmp_path / FILE)
+    data = look_at(url, {})
+    run_benchmark(data, BenchOptions(clients=["penstock"], seconds=60), record, progress, url=url, part="")
+    assert len(record.turns) == 4
+    assert found == alive
 
 
 INTERRUPTED = """

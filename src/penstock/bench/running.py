@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.clients import DECODING, ENTRIES, RAW, STEP_ALONE, UNDECODED, Entry
+import psutil
+
+from penstock.bench.clients import DECODING, ENTRIES, PROBES, RAW, STEP_ALONE, UNDECODED, Entry
 from penstock.bench.measuring import Monitor, RequestLog
 from penstock.bench.process import BenchError, ClientProcess, client_command, client_environment
 from penstock.bench.turns import surroundings
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.bench.record import BenchRecord
 
 ROUNDS = 2
+MEMORY_PERCENT_MAX = 75
+"""Share of the host's memory that is used when clients between their turns are in the way."""
 TURN_S_MIN = 1.0
 ANSWER_S_MAX = 120.0
 STARTING_RATIO = 0.35
@@ -148,14 +152,16 @@ def _applied(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str | None:
-    if options.pipeline and not _is_loader(entry):
-        return "reads its own pipeline"
-    if options.pixels and entry.module not in ("penstock", "tensorflow"):
-        return "does not deliver pixels"
-    if "chunk_bytes" in options.sweep and not entry.reads_chunks:
-        return "does not read at random places"
+    if entry not in PROBES:
+        if options.pipeline and not _is_loader(entry):
+            return "reads its own pipeline"
+        if options.pixels and entry.module not in ("penstock", "tensorflow"):
+            return "does not deliver pixels"
+        if "chunk_bytes" in options.sweep and not entry.reads_chunks:
+            return "does not read at random places"
     format_name = min(entry.formats) if "chunk_bytes" in options.sweep else data.format  # of which it takes any range
-    reason = entry.reason_not_run(format_name, decode=options.decode and data.is_picture)
+    decode = options.decode and data.is_picture
+    reason = entry.reason_not_run(format_name, decode=decode)
     return None if reason and entry.module in options.python and "installed" in reason else reason
 
 
@@ -185,12 +191,13 @@ def run_benchmark(
         settings = options.settings()
         settings |= {"clients": list(options.clients), "seconds": options.seconds, "sweep": dict(options.sweep)}
         record.add("run", settings=settings, data=data.record(), started=time.time(), **about, **surroundings())
-    entries = [RAW]
+    wanted = [RAW]
     if options.step != "none":
-        entries.append(STEP_ALONE)
+        wanted.append(STEP_ALONE)
     if options.decode and data.is_picture and not options.pipeline:
-        entries += [UNDECODED, DECODING]
-    for entry in selected(options.clients):
+        wanted += [UNDECODED, DECODING]
+    entries = []
+    for entry in [*wanted, *selected(options.clients)]:
         if reason := _reason_not_run(entry, data, options):
             if entry.name not in record.not_run:
                 record.add("not run", name=entry.name, reason=reason)
@@ -206,6 +213,7 @@ def run_benchmark(
                 continue
             progress(turn.entry.name, done, len(turns))
             runner.run(turn, max(TURN_S_MIN, left_s * (1 - STARTING_RATIO) / (len(turns) - done)))
+            runner.keep([each for each in turns[done + 1 :] if not each.is_done(record)])
     record.add("end", ended=time.time())
 
 
@@ -229,8 +237,17 @@ def _rotated(entries: list[Entry], number: int) -> list[Entry]:
     return entries[start:] + entries[:start]
 
 
+def _options(turn: Turn) -> dict[str, Any]:
+    own = {option_of(turn.entry, name): value for name, value in turn.settings.items()}
+    return {**turn.entry.options, **{name: value for name, value in own.items() if name is not None}}
+
+
+def _process_key(turn: Turn) -> str:
+    return f"{turn.entry.name} {sorted(_options(turn).items())}"
+
+
 class _Runner:
-    """Starts each client before its first turn, and keeps it."""
+    """Starts each client before its first turn, and ends it after the last one."""
 
     def __init__(
         self,
@@ -250,13 +267,14 @@ class _Runner:
             "pipeline": options.pipeline,
         }  # fmt: skip
         self._log = RequestLog(options.origin_log) if options.origin_log else None
-        self._processes: dict[str, tuple[ClientProcess, dict[str, str]]] = {}
+        self._processes: dict[str, ClientProcess] = {}
+        self._versions: dict[str, dict[str, str]] = {}
 
     def run(self, turn: Turn, seconds: float) -> None:
         """Measure one turn of about so many seconds and add it to the record, or the reason why it failed."""
         entry = turn.entry
         try:
-            process, versions = self._started(entry, turn.settings)
+            process, versions = self._started(turn)
             if self._log:
                 self._log.counted()
             with Monitor(process.pid, self._log) as monitor:
@@ -273,10 +291,15 @@ class _Runner:
             pss_bytes=monitor.peak_pss_bytes, monitor=monitor.series, **answer,
         )  # fmt: skip
 
-    def _started(self, entry: Entry, settings: Mapping[str, Any]) -> tuple[ClientProcess, dict[str, str]]:
-        own = {option_of(entry, name): value for name, value in settings.items()}
-        options = {**entry.options, **{name: value for name, value in own.items() if name is not None}}
-        key = f"{entry.name} {sorted(options.items())}"
+    def keep(self, turns: list[Turn]) -> None:
+        """End the clients that have none of these turns; all of them, which start again, if memory is short."""
+        is_short = psutil.virtual_memory().percent > MEMORY_PERCENT_MAX
+        wanted = set() if is_short else {_process_key(turn) for turn in turns}
+        for key in self._processes.keys() - wanted:
+            self._processes.pop(key).close()
+
+    def _started(self, turn: Turn) -> tuple[ClientProcess, dict[str, str]]:
+        entry, key = turn.entry, _process_key(turn)
         python = self._options.python.get(entry.module)
         module = "pipeline" if self._options.pipeline and entry.name != RAW.name else entry.module
         command = client_command(module, python) if python else client_command(module)
@@ -287,6 +310,7 @@ class _Runner:
                 environment["AWS_ENDPOINT_URL"] = data.endpoint_url
             process = ClientProcess(entry.name, command, environment=environment, answer_s_max=ANSWER_S_MAX)
             self._stack.callback(process.close)
-            opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": options}
-            self._processes[key] = process, process.ask(opening)["versions"]
-        return self._processes[key]
+            opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": _options(turn)}
+            self._processes[key] = process
+            self._versions[key] = process.ask(opening)["versions"]
+        return self._processes[key], self._versions[key]
