@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
+from loading import counted, shard
 from penstock.bench.data import look_at
 from penstock.bench.record import BenchRecord
 
@@ -34,6 +35,9 @@ def test_nothing_and_one_object(store: ps.Store) -> None:
     """An empty URL is an error; a single object is a data set of one sample."""
     with pytest.raises(ps.ObjectMissingError):
         look_at("s3://odd/empty/", {})
+    store.write("one.tar", shard(counted(range(2))))
+    named = look_at("s3://odd/one.tar", {})
+    assert (named.objects_count, named.format, named.total_bytes) == (1, "tar", store.stat("one.tar").size_bytes)
     store.write("one/a.jpg", b"\xff\xd8\xff" + bytes(100))
     facts = look_at("s3://odd/one/", {})
     assert (facts.objects_count, facts.format, facts.prefix, facts.is_picture) == (1, "objects", "one", True)

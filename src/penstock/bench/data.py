@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 from contextlib import closing
@@ -12,14 +13,18 @@ import numpy as np
 
 from penstock.advise.probes import first_bytes
 from penstock.errors import ConfigError, ObjectMissingError
+from penstock.formats.registry import conversion_hint
 from penstock.loader.inspection import OBJECTS_MAX, list_url, look_into
 from penstock.redaction import public_url
 from penstock.store.base import innermost
 from penstock.store.s3 import S3Store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.loader.inspection import Inspection, Listing
     from penstock.pipeline.factories import ConnectionOptions
+    from penstock.types import ObjectInfo
 
 KEYS_MAX = 20_000
 """Objects that clients are told of; of more, the first ones are measured, and the record says so."""
@@ -94,21 +99,18 @@ def look_at(url: str, connection: ConnectionOptions) -> DataFacts:
         raise ConfigError(f"{url!r}: benchmarks read S3, as other libraries do", hint="s3://bucket/prefix/")
     listing = list_url(url, objects_max=OBJECTS_MAX, **connection)
     with closing(listing.store):
+        if chunks := [info for info in listing.infos if conversion_hint(info.key)]:
+            return _facts(url, listing, chunks, **_litdata_facts(listing, chunks))
         found = look_into(listing, has_groups=False)
         if not found.samples:
             raise ObjectMissingError(f"{url} holds no samples")
-        return _facts(url, listing, found)
+        return _facts(url, listing, found.infos, **_sample_facts(url, found))
 
 
-def _facts(url: str, listing: Listing, found: Inspection) -> DataFacts:
-    core, first = innermost(listing.store), found.samples[0]
+def _facts(url: str, listing: Listing, infos: list[ObjectInfo], **facts: Any) -> DataFacts:
+    core = innermost(listing.store)
     assert isinstance(core, S3Store)
-    keys = [f"{core.endpoint.prefix}{info.key}" for info in found.infos]
-    sizes = {name: size for name, size in found.member_bytes.items() if isinstance(first.get(name), bytes)}
-    if not sizes:
-        raise ConfigError(f"the samples of {url} have no field of bytes: {', '.join(first)}")
-    image = max(sizes, key=lambda name: sizes[name])
-    label = next((each for each in _LABELS if each in first and each != image), None)
+    keys = [f"{core.endpoint.prefix}{info.key}" for info in infos]
     return DataFacts(
         url=public_url(url),
         endpoint_url=core.endpoint.endpoint_url,
@@ -116,16 +118,57 @@ def _facts(url: str, listing: Listing, found: Inspection) -> DataFacts:
         bucket=core.endpoint.bucket,
         prefix=os.path.commonprefix(keys).rpartition("/")[0],  # noqa: RUF071 - a key is no path: it may have "//"
         keys=tuple(keys[:KEYS_MAX]),
-        objects_count=found.objects_count,
-        total_bytes=found.size_bytes,
         is_estimated=listing.is_estimated,
-        left_out=found.left_out,
-        format=found.format,
-        image=image,
-        label=label,
-        label_kind=_KINDS.get(np.asarray(first.get(label or "")).dtype.kind, "string"),
-        is_picture=image.lower() in _PICTURES or image in found.pictures,
-        sample_bytes=sizes[image],
-        stored_bytes=found.stored_bytes,
-        first_byte_s=statistics.median(first_bytes(listing.store, found.infos[0], FIRST_BYTES_S)),
+        first_byte_s=statistics.median(first_bytes(listing.store, infos[0], FIRST_BYTES_S)),
+        **facts,
     )
+
+
+def _sample_facts(url: str, found: Inspection) -> dict[str, Any]:
+    first = found.samples[0]
+    sizes = {name: size for name, size in found.member_bytes.items() if isinstance(first.get(name), bytes)}
+    if not sizes:
+        raise ConfigError(f"the samples of {url} have no field of bytes: {', '.join(first)}")
+    image = max(sizes, key=lambda name: sizes[name])
+    label = _label(first, image)
+    return {
+        "objects_count": found.objects_count,
+        "total_bytes": found.size_bytes,
+        "left_out": found.left_out,
+        "format": found.format,
+        "image": image,
+        "label": label,
+        "label_kind": _KINDS.get(np.asarray(first.get(label or "")).dtype.kind, "string"),
+        "is_picture": image.lower() in _PICTURES or image in found.pictures,
+        "sample_bytes": sizes[image],
+        "stored_bytes": found.stored_bytes,
+    }
+
+
+def _litdata_facts(listing: Listing, chunks: list[ObjectInfo]) -> dict[str, Any]:
+    """Return the same of chunks of LitData, which only LitData reads, from the file beside them that lists them."""
+    key = chunks[0].key
+    index = json.loads(bytes(listing.store.read(f"{key.rpartition('/')[0]}/index.json".lstrip("/")).data))
+    kinds, spec = index["config"]["data_format"], json.loads(index["config"]["data_spec"])[1]
+    names = json.loads(spec["context"]) if spec["type"] == "builtins.dict" else []
+    fields = dict(zip(names, kinds, strict=True)) if names else {}
+    image = next((name for name, kind in fields.items() if kind not in ("int", "float", "bool", "str")), None)
+    if image is None:
+        raise ConfigError(f"the samples of {key} are no dicts with a field of bytes: {', '.join(kinds)}")
+    total_bytes, samples_count = (sum(each[name] for each in index["chunks"]) for name in ("chunk_bytes", "chunk_size"))
+    return {
+        "objects_count": len(chunks),
+        "total_bytes": sum(info.size_bytes for info in chunks),
+        "left_out": "",
+        "format": "litdata",
+        "image": image,
+        "label": _label(fields, image),
+        "label_kind": "int64",
+        "is_picture": image.lower() in _PICTURES,
+        "sample_bytes": total_bytes / samples_count,
+        "stored_bytes": total_bytes / samples_count,
+    }
+
+
+def _label(fields: Mapping[str, Any], image: str) -> str | None:
+    return next((each for each in _LABELS if each in fields and each != image), None)

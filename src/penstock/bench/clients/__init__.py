@@ -63,11 +63,14 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-_SHARDS = frozenset({"tar", "tar.gz", "tfrecord", "parquet", "recordio", "mds", "jsonl", "zip"})
-_TAR, _OBJECTS, _PARQUET, _TFRECORD = (frozenset({name}) for name in ("tar", "objects", "parquet", "tfrecord"))
-_ANY = _SHARDS | _OBJECTS
+_TAR, _OBJECTS, _PARQUET, _TFRECORD, _MDS, _LITDATA = (
+    frozenset({name}) for name in ("tar", "objects", "parquet", "tfrecord", "mds", "litdata")
+)
+_PLAIN = _TAR | _TFRECORD | _MDS | {"recordio", "jsonl"}
+_COMPRESSED = frozenset(f"{name}.{kind}" for name in _PLAIN for kind in ("gz", "zst"))
+_BY_NUMBER = _PLAIN | _OBJECTS | {"zip"}  # others are read a block or a shard at a time
+_ANY = _BY_NUMBER | _COMPRESSED | _PARQUET
 _FILES = _TAR | _OBJECTS | _PARQUET
-_BY_NUMBER = _ANY - {"parquet", "tar.gz"}  # which are read a block at a time
 
 
 def _ours(name: str, module: str = "penstock", formats: frozenset[str] = _ANY, **about: Any) -> Entry:
@@ -122,8 +125,8 @@ ENTRIES = (
     _webdataset("s3fs", "s3fs"),
     _in_dataloader("MinIO's SDK", "minio", _TAR | _OBJECTS, "minio"),
     _in_dataloader("TorchData", "torchdata", _TAR | _OBJECTS, "torchdata.datapipes", "s3fs"),
-    _in_dataloader("LitData", "litdata", frozenset({"litdata"}), "litdata"),
-    _in_dataloader("MosaicML Streaming", "mosaicml", frozenset({"mds"}), "streaming"),
+    _in_dataloader("LitData", "litdata", _LITDATA, "litdata"),
+    _in_dataloader("MosaicML Streaming", "mosaicml", _MDS | {"mds.gz", "mds.zst"}, "streaming"),
     Entry(
         name="Hugging Face datasets", module="datasets", formats=_PARQUET | _TAR, packages=("datasets", "s3fs", "torch"),
         workers="workers",
@@ -144,7 +147,7 @@ ENTRIES = (
 RAW = Entry(
     name="raw reading",
     module="penstock",
-    formats=_ANY,
+    formats=_ANY | _LITDATA,
     options={"mode": "raw"},
     job={"step": None},
     is_ours=True,

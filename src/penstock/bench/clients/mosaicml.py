@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from streaming.base.util import clean_stale_shared_memory
 
 import penstock.bench.clients.without_torchvision  # noqa: F401 - before streaming
 from penstock.bench.clients import dataloader, loop
+
+# isort: split
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
