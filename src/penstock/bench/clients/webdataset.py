@@ -2,7 +2,8 @@
 
 ``penstock`` is ``import penstock.webdataset``; ``curl`` and ``aws`` are pipes. ``connector`` is the reader of the S3 Connector
 for PyTorch, with a buffer around it if there is ``buffer_bytes``, ``boto3`` its stream, ``s3fs`` a file of Python's s3fs: these
-replace WebDataset's opener of the scheme.
+replace the opener of the scheme. Programs for WebDataset 0.1 replaced its stage ``url_opener`` for this, which the class
+``WebDataset`` does not call any more; how the bytes arrive is the same.
 """
 
 from __future__ import annotations
