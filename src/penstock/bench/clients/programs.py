@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,10 @@ lambda_handler = handler_of({image!r}, {label!r}, pixels={pixels!r})
 """
 
 
+def _connection(url: str | None) -> list[str]:
+    return ["--endpoint-url", url] if url else []
+
+
 @contextmanager
 def gateway(url: str | None, bucket: str, job: dict[str, Any], through: str) -> Iterator[str]:
     """Serve a bucket with an empty cache, its tars as TFRecords, and yield the URL. `through` may be a Lambda ``handler``.
@@ -44,7 +48,7 @@ def gateway(url: str | None, bucket: str, job: dict[str, Any], through: str) -> 
     image, label, pixels = job["image"], job["label"], bool(job.get("pixels"))
     fields = ",".join(filter(None, [f"{image}={image}:pixels" if pixels else image, label]))
     command = [*PENSTOCK, "gateway", "--upstream", f"s3://{bucket}", "--metadata-ttl", "1h", "--port", "0"]
-    command += ["--endpoint-url", url] if url else []
+    command += _connection(url)
     with tempfile.TemporaryDirectory(dir=job["scratch"]) as folder, Path(folder, "log").open("w+") as log:
         if through == "handler":
             Path(folder, "code").mkdir()
@@ -96,12 +100,17 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
         command = ["s3fs", bucket, directory, "-f", *(word for option in options for word in ("-o", option))]
     shell = ["sh", "-c", GUARDED, "sh", directory, *command]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, start_new_session=True, env=environment) as process:
-        until_s = time.monotonic() + READY_S_MAX
-        while not os.path.ismount(directory):
-            if process.poll() is not None or time.monotonic() > until_s:
-                raise RuntimeError(f"{command[0]} did not mount s3://{bucket}")
-            time.sleep(0.05)
-        yield
+        try:
+            until_s = time.monotonic() + READY_S_MAX
+            while not os.path.ismount(directory):
+                if process.poll() is not None or time.monotonic() > until_s:
+                    raise RuntimeError(f"{command[0]} did not mount s3://{bucket}")
+                time.sleep(0.05)
+            yield
+        finally:  # not by the end of its input alone, which workers of a DataLoader keep open
+            subprocess.run(["fusermount", "-u", "-z", directory], check=False)
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) -> None:
@@ -110,14 +119,8 @@ def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) 
     Raises:
         RuntimeError: It took longer than the job may.
     """
-    connection = ["--endpoint-url", url] if url else []
-    command = [
-        *PENSTOCK,
-        "cp",
-        f"s3://{bucket}/{loop.folder_of(job)}",
-        f"{directory}/{loop.folder_of(job)}",
-        *connection,
-    ]
+    folder = loop.folder_of(job)
+    command = [*PENSTOCK, "cp", f"s3://{bucket}/{folder}", f"{directory}/{folder}", *_connection(url)]
     try:
         subprocess.run(
             command, check=True, timeout=max(DOWNLOAD_S, job["seconds_max"]) if job.get("seconds_max") else None
@@ -133,7 +136,7 @@ def piped(url: str | None, bucket: str, keys: list[str]) -> Iterator[Any]:
     Raises:
         RuntimeError: One of them could not be read.
     """
-    command = [*PENSTOCK, "cat", *(f"s3://{bucket}/{key}" for key in keys), *(["--endpoint-url", url] if url else [])]
+    command = [*PENSTOCK, "cat", *(f"s3://{bucket}/{key}" for key in keys), *_connection(url)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=1 << 20) as process:
         try:
             yield process.stdout
