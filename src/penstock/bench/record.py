@@ -6,8 +6,9 @@ A run that is stopped keeps what it measured, and goes on where it stopped. The 
   "machine", "python" as of ``surroundings``, "started" (Unix time).
 * ``not run``: "name" and "reason" of a client that cannot read this data here, or that failed.
 * ``turn``: "name", "round", "settings" (of a sweep), "versions", what ``run_epoch`` answered, "pss_bytes", and "monitor" as
-  ``Monitor.series`` has it; where they are known, "requests" (numbers by kind) and "fetched_bytes". The name ``raw reading`` is
-  that of the store alone, ``one cached batch`` that of the step alone.
+  ``Monitor.series`` has it; where they are known, "requests" (numbers by kind), "fetched_bytes" and "throttled_count" (answers
+  by which the store asked to slow down). The name ``raw reading`` is that of the store alone, ``one cached batch`` that of
+  the step alone.
 * ``end``: the run is complete.
 """
 

@@ -303,9 +303,18 @@ def verdict(record: BenchRecord) -> Verdict:
     if clients[0] is not best:
         fastest = clients[0]
         evidence += f" {fastest.label} was faster: {number_text(fastest.samples_per_s.median)} samples/s."
+    if throttled_count := sum(map(_throttled_count, record.turns)):
+        evidence += f" The store asked {throttled_count:,} times to slow down: send fewer requests at once."
     if best.measured_s < ROUGH_S:
         evidence += f" The client was measured for only {best.measured_s:.2g} s, so these figures are rough."
     return Verdict(limit, evidence, advice)
+
+
+def _throttled_count(turn: Mapping[str, Any]) -> int:
+    """Return answers by which the store asked to slow down, by the log of the store or as raw reading counts them."""
+    by_kind: Mapping[str, int] = turn.get("requests", {})
+    counted: int = turn.get("throttled_count", 0)
+    return max(counted, sum(count for kind, count in by_kind.items() if kind.endswith(" 503")))
 
 
 def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float]) -> tuple[str, str, str]:

@@ -151,6 +151,14 @@ def test_reading_is_the_limit(tmp_path: Path) -> None:
     assert "Pack samples into shards" in found.advice
 
 
+def test_a_store_that_throttles(tmp_path: Path) -> None:
+    """Answers that ask to slow down are named, whether raw reading counts them or the log of the store."""
+    slowed = turn(OURS, 100, requests={"GET": 90, "GET 503": 1200})
+    found = of(tmp_path, turn(RAW.name, 5, throttled_count=34), slowed)
+    assert "The store asked 1,234 times to slow down" in found.evidence
+    assert "slow down" not in of(tmp_path / "b", raw(5), turn(OURS, 100, requests={"GET": 90})).evidence
+
+
 def test_too_little_was_measured(tmp_path: Path) -> None:
     """Without penstock, without raw reading, or of a decoding loop without reading alone, nothing is claimed."""
     assert of(tmp_path / "a", turn(OTHER, 100, is_ours=False)).limit == "unknown"

@@ -56,7 +56,7 @@ class Penstock:
     ) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
         self.through, self.workers = through, workers
-        self.blocks, self.fetched_bytes = cache, 0
+        self.blocks, self.fetched_bytes, self.throttled_count = cache, 0, 0
         self.keys: list[str] = []
         if mode in ("torch", "map"):
             import penstock.torch  # noqa: F401 - not under the clock
@@ -80,11 +80,12 @@ class Penstock:
             self._within(job, lambda _: deque(self._load(job), maxlen=0))
         elif self.mode == "map" and not job.get("objects"):
             self._within(job, lambda done: ps.build_index(self.source(job, done)))
-        self.fetched_bytes = 0
+        self.fetched_bytes = self.throttled_count = 0
 
     def about(self) -> dict[str, Any]:
-        """Bytes that came from the store, as far as a loader counts them."""
-        return {"fetched_bytes": self.fetched_bytes} if self.fetched_bytes else {}
+        """Bytes that came from the store, as far as a loader counts them; answers by which the store asked to slow down."""
+        counted = {"fetched_bytes": self.fetched_bytes, "throttled_count": self.throttled_count}
+        return {name: value for name, value in counted.items() if value}
 
     def _within(self, job: dict[str, Any], do: Callable[[list[str]], object]) -> None:
         """Do it for as many keys as there is time for; the epoch reads these. Without a limit, a large data set takes hours."""
@@ -220,9 +221,13 @@ class Penstock:
     def _raw(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Parts instead of samples, in order: no parser, no batch, no order."""
         store = ps.connect(f"s3://{self.bucket}", **self.connection)
-        for chunk in store.read_parts(job["keys"]):
-            yield [chunk.data], [0]
-            del chunk
+        chunks = store.read_parts(job["keys"])
+        try:
+            for chunk in chunks:
+                yield [chunk.data], [0]
+                del chunk
+        finally:
+            self.throttled_count = chunks.statistics().throttled_count
 
     def _decode(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Decodes the pictures of `job`'s files as often as the epoch has them, while the server sends their bytes."""
