@@ -17,6 +17,7 @@ from penstock.bench.page import PAGE
 from penstock.bench.record import FILE, BenchRecord
 from penstock.bench.running import BenchOptions, run_benchmark
 from penstock.cli.app import run
+from servers.faulty import FaultyServer
 from servers.gateway import wait_until
 
 pytestmark = pytest.mark.server
@@ -109,6 +110,15 @@ def test_clients_end_after_their_last_turn(
     run_benchmark(data, BenchOptions(clients=["penstock"], seconds=60), record, progress, url=url, part="")
     assert len(record.turns) == 4
     assert found == alive
+
+
+def test_public_data(faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--anonymous`` reads without credentials, of which there are none; tests of all clients are in make test-bench."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    faulty.objects["x/a.tar"] = shard([{"__key__": str(number), "bin": bytes(500)} for number in range(50)])
+    command = ["bench", "run", f"{faulty.url}/x/", "--endpoint-url", faulty.endpoint_url, "--anonymous"]
+    assert run([*command, "--seconds", "1", "--out", str(tmp_path), "--clients", "penstock"]) == 0
+    assert {turn["name"] for turn in BenchRecord.load(tmp_path).turns} >= {"penstock", "raw reading"}
 
 
 INTERRUPTED = """

@@ -43,6 +43,7 @@ class DataFacts:
         url: URL that was given, without secrets.
         endpoint_url: The S3 endpoint; None: Amazon.
         region: Region of the bucket.
+        is_anonymous: Whether it is read without credentials.
         bucket: Name of the bucket.
         prefix: The folder that all keys have in common, without the slash at its end.
         keys: Keys that clients read, in order.
@@ -63,6 +64,7 @@ class DataFacts:
     url: str
     endpoint_url: str | None
     region: str
+    is_anonymous: bool
     bucket: str
     prefix: str
     keys: tuple[str, ...]
@@ -115,6 +117,7 @@ def _facts(url: str, listing: Listing, infos: list[ObjectInfo], **facts: Any) ->
         url=public_url(url),
         endpoint_url=core.endpoint.endpoint_url,
         region=core.endpoint.region,
+        is_anonymous=bool((listing.options or {}).get("anonymous")),
         bucket=core.endpoint.bucket,
         prefix=os.path.commonprefix(keys).rpartition("/")[0],  # noqa: RUF071 - a key is no path: it may have "//"
         keys=tuple(keys[:KEYS_MAX]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from penstock.bench.clients import DECODING, ENTRIES, PROBES, RAW, STEP_ALONE, UNDECODED, Entry
+from penstock.bench.clients import ANONYMOUS_VARIABLE, DECODING, ENTRIES, PROBES, RAW, STEP_ALONE, UNDECODED, Entry
 from penstock.bench.measuring import Monitor, RequestLog
 from penstock.bench.process import BenchError, ClientProcess, client_command, client_environment
 from penstock.bench.turns import surroundings
@@ -161,7 +161,7 @@ def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str
             return "does not read at random places"
     format_name = min(entry.formats) if "chunk_bytes" in options.sweep else data.format  # of which it takes any range
     decode = options.decode and data.is_picture
-    reason = entry.reason_not_run(format_name, decode=decode)
+    reason = entry.reason_not_run(format_name, decode=decode, anonymous=data.is_anonymous)
     return None if reason and entry.module in options.python and "installed" in reason else reason
 
 
@@ -308,6 +308,8 @@ class _Runner:
             environment = client_environment(AWS_REGION=data.region, AWS_DEFAULT_REGION=data.region)
             if data.endpoint_url:
                 environment["AWS_ENDPOINT_URL"] = data.endpoint_url
+            if data.is_anonymous:
+                environment[ANONYMOUS_VARIABLE] = "1"
             process = ClientProcess(entry.name, command, environment=environment, answer_s_max=ANSWER_S_MAX)
             self._stack.callback(process.close)
             opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": _options(turn)}

@@ -329,15 +329,7 @@ def show(record: BenchRecord, *, as_json: bool) -> None:
 
 
 def _share(connection: ConnectionGroup) -> None:
-    """Give the processes of clients the credentials that were chosen, as every library finds them.
-
-    Raises:
-        ConfigError: None were chosen on purpose.
-    """
-    if connection.anonymous:
-        raise ConfigError(
-            "penstock bench reads with credentials, as other libraries do", hint="any keys read public data"
-        )
+    """Give the processes of clients the credentials that were chosen, as every library finds them."""
     if connection.profile:
         os.environ["AWS_PROFILE"] = connection.profile
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):

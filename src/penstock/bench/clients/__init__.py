@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+ANONYMOUS_VARIABLE = "PENSTOCK_BENCH_ANONYMOUS"
+"""Is set in the processes of clients if they are to read without credentials."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One way to read a data set.
@@ -25,6 +29,7 @@ class Entry:
         job: Entries of its job.
         is_ours: Whether it is penstock.
         decodes: Whether it can decode pictures.
+        is_signed: Whether it cannot be told to read without credentials.
         workers: Name of the option that a sweep over workers sets; None if it has none.
         reads_chunks: Whether it reads ranges at random places, of ``chunk_bytes`` of a job.
         is_asked: Whether it runs only where its name is asked for: it answers a question of its own.
@@ -39,11 +44,12 @@ class Entry:
     job: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
     decodes: bool = True
+    is_signed: bool = False
     workers: str | None = None
     reads_chunks: bool = False
     is_asked: bool = False
 
-    def reason_not_run(self, format_name: str, *, decode: bool) -> str | None:
+    def reason_not_run(self, format_name: str, *, decode: bool, anonymous: bool = False) -> str | None:
         """Return why this client cannot read such data here; None if it can."""
         if format_name not in self.formats:
             return f"does not read {format_name}"
@@ -53,6 +59,8 @@ class Entry:
             return f"not installed: the program {', '.join(missing)}"
         if decode and not self.decodes:
             return "does not decode"
+        if anonymous and self.is_signed:
+            return "does not read without credentials"
         return None
 
 
@@ -125,8 +133,8 @@ ENTRIES = (
     _webdataset("s3fs", "s3fs"),
     _in_dataloader("MinIO's SDK", "minio", _TAR | _OBJECTS, "minio"),
     _in_dataloader("TorchData", "torchdata", _TAR | _OBJECTS, "torchdata.datapipes", "s3fs"),
-    _in_dataloader("LitData", "litdata", _LITDATA, "litdata"),
-    _in_dataloader("MosaicML Streaming", "mosaicml", _MDS | {"mds.gz", "mds.zst"}, "streaming"),
+    _in_dataloader("LitData", "litdata", _LITDATA, "litdata", is_signed=True),
+    _in_dataloader("MosaicML Streaming", "mosaicml", _MDS | {"mds.gz", "mds.zst"}, "streaming", is_signed=True),
     Entry(
         name="Hugging Face datasets", module="datasets", formats=_PARQUET | _TAR, packages=("datasets", "s3fs", "torch"),
         workers="workers",
@@ -139,7 +147,7 @@ ENTRIES = (
     _tensorflow("TensorFlow, local files", "local"),
     _tensorflow("TensorFlow, rclone mount", "rclone", programs=("rclone",), is_asked=True),
     _tensorflow("TensorFlow, s3fs-fuse", "s3fs", programs=("s3fs",), is_asked=True),
-    _tensorflow("TensorFlow, tensorflow-io", "io", _TFRECORD, "tensorflow_io"),
+    _tensorflow("TensorFlow, tensorflow-io", "io", _TFRECORD, "tensorflow_io", is_signed=True),
     _tensorflow("TensorFlow, py_function", "naive", _TAR, "boto3"),
     _tensorflow("TensorFlow, tf.data service", "service", _TAR | _TFRECORD, "boto3"),
 )  # fmt: skip

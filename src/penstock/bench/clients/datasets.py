@@ -61,7 +61,10 @@ class Datasets(loop.Plain):
 
     def __init__(self, *, url: str | None, bucket: str, workers: int = 0) -> None:
         self.bucket, self.workers = bucket, workers
-        self.storage = {"endpoint_url": url, "config_kwargs": {"s3": {"addressing_style": "path" if url else "auto"}}}
+        self.storage = {
+            "endpoint_url": url, "anon": loop.ANONYMOUS,
+            "config_kwargs": {"s3": {"addressing_style": "path" if url else "auto"}},
+        }  # fmt: skip
 
     def pack(self, source: str, target: str) -> None:
         pack_parquet(source, target)

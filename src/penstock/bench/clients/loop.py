@@ -28,6 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from penstock.bench.clients import ANONYMOUS_VARIABLE
 from penstock.bench.clients.steps import make_step
 from penstock.bench.clients.windows import Windows
 
@@ -43,6 +44,8 @@ MASK = 0xFFFFFFFFFFFFFFFF
 END_S = 1.0
 """Time for the end of a command that runs when standard input ends."""
 LABELS_MAX = 1024
+ANONYMOUS = ANONYMOUS_VARIABLE in os.environ
+"""Whether the data is public, and clients read it without credentials."""
 BATCHES_MIN = 4
 """Batches after which an epoch may end because its time is over: a rate needs some."""
 
@@ -124,9 +127,11 @@ def use_endpoint(url: str | None, *names: str) -> None:
 def boto3_client(url: str | None, _process_id: int) -> Any:
     """boto3's client of S3 in this process."""
     import boto3
+    from botocore import UNSIGNED
     from botocore.config import Config
 
-    config = Config(max_pool_connections=32, s3={"addressing_style": "path" if url else "auto"})
+    signed = {"signature_version": UNSIGNED} if ANONYMOUS else {}
+    config = Config(max_pool_connections=32, s3={"addressing_style": "path" if url else "auto"}, **signed)
     return boto3.client("s3", endpoint_url=url, config=config)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def client(url: str, _process_id: int) -> Any:
     """The client of this process."""
     scheme, _, host = url.partition("://")
-    credentials = ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])
+    credentials = None if loop.ANONYMOUS else ChainedProvider([EnvAWSProvider(), AWSConfigProvider(), IamAwsProvider()])
     return minio.Minio(host, secure=scheme == "https", region=os.environ["AWS_REGION"], credentials=credentials)
 
 

@@ -61,7 +61,7 @@ class Penstock:
         if mode in ("torch", "map"):
             import penstock.torch  # noqa: F401 - not under the clock
         self.stack = ExitStack()
-        self.connection = {} if mount else {"endpoint_url": url}
+        self.connection: dict[str, Any] = {} if mount else {"endpoint_url": url, "anonymous": loop.ANONYMOUS}
         self.root = mount or f"s3://{bucket}"
 
     def prepare(self, job: dict[str, Any]) -> None:

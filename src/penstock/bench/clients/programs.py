@@ -35,7 +35,7 @@ lambda_handler = handler_of({image!r}, {label!r}, pixels={pixels!r})
 
 
 def _connection(url: str | None) -> list[str]:
-    return ["--endpoint-url", url] if url else []
+    return [*(["--endpoint-url", url] if url else []), *(["--anonymous"] if loop.ANONYMOUS else [])]
 
 
 @contextmanager
@@ -80,12 +80,13 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
     if way == "mount":
         import penstock as ps
 
-        with ps.mount(f"s3://{bucket}/", directory, endpoint_url=url):
+        with ps.mount(f"s3://{bucket}/", directory, endpoint_url=url, anonymous=loop.ANONYMOUS):
             yield
         return
     region, environment = os.environ["AWS_REGION"], dict(os.environ)
     if way == "rclone":
-        options = ["--config", os.devnull, "--read-only", "--s3-env-auth", "--s3-region", region]
+        options = ["--config", os.devnull, "--read-only", "--s3-region", region]
+        options += [] if loop.ANONYMOUS else ["--s3-env-auth"]
         options += ["--s3-provider", "Other", "--s3-endpoint", url] if url else ["--s3-provider", "AWS"]
         authorities = environment.pop("AWS_CA_BUNDLE", None)  # rclone does not start with this variable
         options += ["--ca-cert", authorities] if authorities else []
@@ -96,6 +97,7 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
             "listobjectsv2",
             f"endpoint={region}",
             *(["use_path_request_style", f"url={url}"] if url else []),
+            *(["public_bucket=1"] if loop.ANONYMOUS else []),
         ]
         command = ["s3fs", bucket, directory, "-f", *(word for option in options for word in ("-o", option))]
     shell = ["sh", "-c", GUARDED, "sh", directory, *command]

@@ -38,7 +38,7 @@ class RayData:
         )  # fmt: skip
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
-        files = S3FileSystem(endpoint_override=self.url, region=os.environ["AWS_REGION"])
+        files = S3FileSystem(endpoint_override=self.url, region=os.environ["AWS_REGION"], anonymous=loop.ANONYMOUS)
         format_name = job.get("format", "parquet")
         paths = [f"{self.bucket}/{key}" for key in job.get("parquet", job["keys"])]
         read = getattr(ray.data, READERS[format_name])

@@ -44,7 +44,7 @@ class Connector(loop.Plain):
         prefetch: int = 2,
     ) -> None:
         tuned = {} if throughput_target_gbps is None else {"throughput_target_gbps": throughput_target_gbps}
-        config = S3ClientConfig(force_path_style=bool(url), part_size=part_bytes, **tuned)
+        config = S3ClientConfig(force_path_style=bool(url), part_size=part_bytes, unsigned=loop.ANONYMOUS, **tuned)
         self.options = {"region": os.environ["AWS_REGION"], "endpoint": url, "s3client_config": config}
         self.bucket, self.workers, self.decoder = bucket, workers, decoder
         self.buffer_bytes, self.prefetch = buffer_bytes, prefetch

@@ -37,7 +37,7 @@ class TorchData(loop.Plain):
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         pipe = IterableWrapper([f"s3://{self.bucket}/{key}" for key in job["keys"]])
-        pipe = pipe.sharding_filter().open_files_by_fsspec(mode="rb", endpoint_url=self.url)
+        pipe = pipe.sharding_filter().open_files_by_fsspec(mode="rb", endpoint_url=self.url, anon=loop.ANONYMOUS)
         if job.get("objects"):
             pipe = pipe.map(content).map(partial(of_object, job["image"], job["label"]))
         else:

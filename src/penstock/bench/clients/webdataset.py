@@ -45,14 +45,17 @@ class WebDataset(loop.Plain):
         self.packages = ("webdataset", "torch", *PACKAGES.get(way, ()))
         loop.use_endpoint(url)
         if way == "penstock":
-            import penstock.webdataset  # noqa: F401 - registers s3://
+            import penstock.webdataset
+
+            penstock.webdataset.register(anonymous=loop.ANONYMOUS)
         elif way not in ("curl", "aws"):
             importlib.import_module(PACKAGES[way][0])  # not under the clock
             sys.modules["webdataset.gopen"].gopen_schemes["s3"] = partial(OPENERS[way], self)
 
     def urls(self, keys: list[str]) -> list[str]:
         if self.way == "aws":
-            return [f"pipe:aws s3 cp {shlex.quote(f's3://{self.bucket}/{key}')} -" for key in keys]
+            unsigned = "--no-sign-request " if loop.ANONYMOUS else ""
+            return [f"pipe:aws s3 cp {unsigned}{shlex.quote(f's3://{self.bucket}/{key}')} -" for key in keys]
         if self.way == "curl":
             return [f"pipe:curl -s -f {shlex.quote(url)}" for url in self.plain_urls(keys)]
         return [f"s3://{self.bucket}/{key}" for key in keys]
@@ -70,7 +73,7 @@ class WebDataset(loop.Plain):
         import penstock as ps
         from penstock.store.s3 import presigned_get
 
-        with ps.connect(f"s3://{self.bucket}", endpoint_url=self.url) as store:
+        with ps.connect(f"s3://{self.bucket}", endpoint_url=self.url, anonymous=loop.ANONYMOUS) as store:
             return [presigned_get(store, key) for key in keys]
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
@@ -96,7 +99,7 @@ def by_boto3(client: WebDataset, url: str, mode: str, bufsize: int) -> Any:
 def by_s3fs(client: WebDataset, url: str, mode: str, bufsize: int) -> Any:
     import s3fs
 
-    return s3fs.S3FileSystem(endpoint_url=client.url).open(url, "rb")
+    return s3fs.S3FileSystem(endpoint_url=client.url, anon=loop.ANONYMOUS).open(url, "rb")
 
 
 OPENERS = {"connector": by_connector, "boto3": by_boto3, "s3fs": by_s3fs}
