@@ -143,8 +143,9 @@ UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, an
 test-tensorflow: .venvs/tensorflow/.ready .venvs/lambda/.ready  ## The TensorFlow door, in an environment of its own
 	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q -n 2
 
-test-tensorflow-io: .venvs/tensorflow-io/.ready  ## tensorflow-io's S3 file system on the gateway, in an environment of its own
+test-tensorflow-io: .venvs/tensorflow-io/.ready  ## tensorflow-io's S3 file system on the gateway and in penstock bench, in an environment of its own
 	.venvs/tensorflow-io/bin/python -m pytest tests/doors/tensorflow_io -q
+	.venvs/tensorflow-io/bin/python -m pytest tests/integration/test_bench_clients.py -q -k tfrecord
 
 test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 	.venvs/jax/bin/python -m pytest tests/doors/jax -q
