@@ -18,7 +18,7 @@ from penstock.bench.clients import loop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-READY_S_MAX = 30.0
+READY_S_MAX = 60.0
 DOWNLOAD_S = 20.0
 """Least time for a download, which a short turn would not have."""
 PENSTOCK = (sys.executable, "-m", "penstock")
