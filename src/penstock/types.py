@@ -103,7 +103,8 @@ def strong_etag(text: str | None) -> str | None:
     return f'"{bare}"'
 
 
-_STATUS_TIME = re.compile(r'-c[0-9a-f]+"$')
+_LOCAL_ETAG = re.compile(r'("[0-9a-f]+-[0-9a-f-]+-[0-9a-f]+)-c[0-9a-f]+"')
+"""An ETag as ``LocalStore`` makes it, whose last part is the time; nginx's ``"mtime-size"`` may end like it, too."""
 
 
 def lasting_etag(etag: str | None) -> str | None:
@@ -112,7 +113,8 @@ def lasting_etag(etag: str | None) -> str | None:
     That time also changes when a file is linked, renamed, or given other permissions, as backups do, which must neither outdate
     an index nor end a training job.
     """
-    return None if etag is None else _STATUS_TIME.sub('"', etag)
+    found = _LOCAL_ETAG.fullmatch(etag or "")
+    return f'{found[1]}"' if found else etag
 
 
 def parse_size(text: str | bytes) -> int | None:

@@ -259,6 +259,14 @@ def test_a_pin_that_lasts_survives_a_change_of_the_status(store):
         next(store.read_many([PlanItem("k", etag=pin)]))
 
 
+@pytest.mark.parametrize(
+    "etag", [None, '"6b0b2092-c36"', '"d41d8cd98f00b204e9800998ecf8427e-12"', '"a-b-c"', '"1-2-3-c4 "']
+)
+def test_etags_of_other_stores_are_kept_whole(etag: str | None) -> None:
+    """nginx's ``"mtime-size"`` of a file of 0xc36 bytes ends like a local file's, and is all there is to compare."""
+    assert lasting_etag(etag) == etag
+
+
 @pytest.mark.parametrize("if_absent", [True, False])
 def test_a_write_tells_the_version_that_the_file_keeps(store, if_absent):
     """What a write returns is what ``stat`` and listings say afterwards."""
