@@ -79,10 +79,8 @@ def in_flight(data: DataProfile, configuration: Configuration) -> tuple[int, flo
     if data.kind == "objects" and configuration.shard_bytes is None:
         return configuration.requests_max, min(object_bytes, fetch.part_bytes)
     sizes = lane_read_ahead_sizes(data.lanes, fetch)
-    connections, request_bytes = data.lanes * sizes.requests_max, min(object_bytes, sizes.part_bytes)
-    if data.is_sampled:
-        return connections, request_bytes
-    return min(connections, max(1, math.ceil(data.objects_bytes / request_bytes))), request_bytes
+    request_bytes = min(object_bytes, sizes.part_bytes)
+    return min(data.lanes * sizes.requests_max, max(1, math.ceil(data.objects_bytes / request_bytes))), request_bytes
 
 
 def capacity_bytes_per_s(store: StoreProfile, connections: int, request_bytes: float) -> float:
@@ -127,14 +125,13 @@ def break_even_gap_bytes(store: StoreProfile, requests_max: int, request_bytes: 
 
 
 def _decode_limit(profile: Profile, data: DataProfile, configuration: Configuration) -> float:
-    """What the cores decode: as measured, or scaled from the nearest measurement."""
+    """What the cores decode: as measured, or scaled from the nearest; workers of a blocking client are processes."""
     if not data.cpu_rates:
         return math.inf
-    if configuration.client == "blocking":
-        cores_count = min(configuration.workers, profile.machine.cores_count)
-        return min(cores_count / data.decode_s, max(rate.samples_per_s for rate in data.cpu_rates))
-    has_processes = configuration.processes > 0
+    is_blocking = configuration.client == "blocking"
+    threads = min(configuration.workers, profile.machine.cores_count) if is_blocking else configuration.threads
+    has_processes = is_blocking or configuration.processes > 0
     alike = [rate for rate in data.cpu_rates if (rate.processes > 0) == has_processes] or data.cpu_rates
-    nearest = min(alike, key=lambda rate: abs(rate.threads - configuration.threads))
-    scaled = nearest.samples_per_s * configuration.threads / nearest.threads
+    nearest = min(alike, key=lambda rate: abs(rate.threads - threads))
+    scaled = nearest.samples_per_s * threads / nearest.threads
     return min(scaled, max(rate.samples_per_s for rate in alike))

@@ -99,9 +99,9 @@ class DataProfile:
 
     Attributes:
         kind: Whether samples lie in shards, or are objects of their own.
-        objects_count: Number of objects that were looked at.
-        is_sampled: Whether there are more objects than were looked at.
-        objects_bytes: Size of the objects that were looked at.
+        objects_count: Number of objects.
+        is_sampled: Whether not all objects were looked at, so that their number and size are estimates.
+        objects_bytes: Size of all objects.
         formats: Number of objects by format, or by suffix if the names show no format.
         samples_per_object: Mean number of samples in a shard; 1 for objects, and less if several objects are a sample.
         member_bytes: Mean size of each member of the first samples, as stored.

@@ -32,7 +32,9 @@ def recommend(profile: Profile) -> Report:
     """Return what follows from a measurement; parts that were not measured lead to no advice."""
     now = Configuration(threads=profile.machine.cores_count)
     plain = _with_requests(profile, _with_decoding(profile, now))
-    plain = replace(plain, workers=_workers(profile, plain))
+    peer = replace(plain, client="blocking")
+    workers = _near_best({count: min(limits_of(profile, replace(peer, workers=count))) for count in WORKERS})
+    plain = replace(plain, workers=workers[0])  # the fewest with which a blocking client is near its best
     if profile.store is not None:
         plain = replace(plain, gap_bytes_max=break_even_gap_bytes(profile.store, plain.requests_max))
     is_cached = _cache_factor(profile, plain) >= GAIN_MIN
@@ -61,12 +63,6 @@ def _with_requests(profile: Profile, configuration: Configuration) -> Configurat
     return replace(configuration, requests_max=good[0] if throttled is None else good[-1])
 
 
-def _workers(profile: Profile, configuration: Configuration) -> int:
-    """The smallest number of workers with which a blocking client is near its best."""
-    peer = replace(configuration, client="blocking")
-    return _near_best({count: min(limits_of(profile, replace(peer, workers=count))) for count in WORKERS})[0]
-
-
 def _near_best(rates: Mapping[int, float]) -> list[int]:
     """The choices whose rate is near the largest."""
     return [choice for choice, rate in rates.items() if rate >= NEAR * max(rates.values())]
@@ -77,7 +73,7 @@ def _shard_bytes(profile: Profile, plain: Configuration) -> int | None:
     data, cores_count = profile.data, profile.machine.cores_count
     if data is None or profile.store is None:
         return None
-    shards_min = 0 if data.is_sampled else SHARDS_PER_LANE_MIN * max(data.lanes, cores_count)
+    shards_min = SHARDS_PER_LANE_MIN * max(data.lanes, cores_count)
     sizes = good = [size for size in SHARD_BYTES if size * shards_min <= data.objects_bytes]
     has_gain = False
     for client in (plain, replace(plain, client="blocking", workers=min(plain.workers, 2 * cores_count))):
@@ -184,7 +180,7 @@ def _of_storage(report: Report, data: DataProfile, plain: Configuration) -> Iter
         yield _gaining(made, profile, plain, replace(plain, shard_bytes=size))
     cached = rate_text(predict_samples_per_s(profile, replace(plain, is_cached=True)))
     stored, free = format_bytes(data.objects_bytes), format_bytes(machine.disk_free_bytes)
-    evidence = f"{stored}{' or more' if data.is_sampled else ''} of data, {free} free at {machine.disk_path}, "
+    evidence = f"{'about ' if data.is_sampled else ''}{stored} of data, {free} free at {machine.disk_path}, "
     evidence += f"{profile.epochs} epochs, {cached} from the cache"
     if not report.best.is_cached:
         yield Advice("cache", "no cache: over all epochs it gains less than a tenth", evidence)
@@ -252,9 +248,7 @@ def _gaining(advice: Advice, profile: Profile, since: Configuration, then: Confi
 def _cache(report: Report) -> str:
     """The cache that is advised, as ``PATH:SIZE``."""
     machine, data = report.profile.machine, report.profile.data
-    size_bytes = DISK_RATIO_MAX * machine.disk_free_bytes
-    if data is not None and not data.is_sampled:
-        size_bytes = min(size_bytes, 1.1 * data.objects_bytes)
+    size_bytes = min(DISK_RATIO_MAX * machine.disk_free_bytes, 1.1 * (data.objects_bytes if data else math.inf))
     return f"{(machine.disk_path or '').rstrip('/')}/penstock:{max(64, math.ceil(size_bytes / 1e6))}MB"
 
 
