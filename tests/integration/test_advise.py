@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.advise.measurement import SHARES, WINDOW_BATCHES, loader_statistics
 from penstock.advise.probes import StoreProbe
+from penstock.config import cores_count
 from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError
+from penstock.pipeline import Batch
 from penstock.store import Store
 from servers.faulty import FaultyServer
 
@@ -128,6 +133,35 @@ def test_edges(user: Any, bucket: str, s3_store: Store, monkeypatch: pytest.Monk
     )
     with pytest.raises(ConfigError, match="one source"):
         ps.advise(f"s3://{bucket}/one/", pipeline=ps.mix({ps.shards("s3://a/"): 1, ps.shards("s3://b/"): 1}).batch(2))
+
+
+def slow(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.01)
+    return sample
+
+
+def test_decoding_is_timed_in_many_batches(
+    user: Any, bucket: str, s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of two or three batches would be half a batch wrong, so batches are as small as the rate asks."""
+    s3_store.write("x/a.tar", tar(50))
+    sizes: list[tuple[bool, int]] = []
+
+    def watched(pipeline: ps.Pipeline, **options: Any) -> Any:
+        stage = pipeline.stage(Batch)
+        assert stage is not None
+        assert stage.size is not None
+        sizes.append(("threads" in options, stage.size))
+        return loader_statistics(pipeline, **options)
+
+    monkeypatch.setattr("penstock.advise.measurement.loader_statistics", watched)
+    report = ps.advise(f"s3://{bucket}/x/", pipeline=ps.shards("s3://other/").map(slow).batch(50), seconds=2.0)
+    assert report.profile.data is not None
+    assert report.profile.data.cpu_rates
+    assert report.profile.data.batch_size == 50
+    rate_max = cores_count() / 0.01
+    assert max(size for is_timed, size in sizes if is_timed) <= math.ceil(rate_max * 2.0 / SHARES / WINDOW_BATCHES)
+    assert {size for is_timed, size in sizes if not is_timed} == {50}
 
 
 def test_a_pipeline_that_raises(user: Any, bucket: str, s3_store: Store, tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 SHARES = 20  # single measurements among which the seconds are divided
 LISTED_MAX = 10_000  # objects that are looked at; the number of more is estimated
 LISTED_S_MAX = 3.0
-PEEKED_COUNT = 8
 PROBED_COUNT = 1000
 STEPS_MAX = 50
 ROUNDS = 2
 DECODED_BYTES_MAX = 64 * MIB  # of the samples on which decoding is timed: they lie in a cache meanwhile
 DECODED_SAMPLES_MAX = 20_000
+WINDOW_BATCHES = 16  # batches in which a rate of decoding is measured: of two or three, one more is half of the rate
 DEFAULT_BATCH_BYTES = 4 * MIB
 TRY_NAMES = ("threads", "processes", "lanes", "prefetch_batches", "requests_max", "cache")  # options of a loader
 _LEFT_OUT = (pipelines.Shuffle, pipelines.Evaluate, pipelines.Take, pipelines.Batch, pipelines.BatchBySize)
@@ -237,11 +237,11 @@ class DataProbe:
         usual = max(16, min(1024, round(DEFAULT_BATCH_BYTES / max(1.0, self.profile.sample_bytes))))
         self._replace(batch_size=batch_size or (batch and (batch.size or batch.global_size)) or usual)
 
-    def pipeline(self, take: int | None, urls: Sequence[str] | None = None) -> Pipeline:
+    def pipeline(self, take: int | None, urls: Sequence[str] | None = None, batch_size: int | None = None) -> Pipeline:
         """Return the pipeline that is measured, on the first samples of these URLs; None stands for all."""
         source = self._source if urls is None else replace(self._source, urls=tuple(urls))
         made = Pipeline(source, self._stages)
-        return (made if take is None else made.take(take)).batch(self.profile.batch_size)
+        return (made if take is None else made.take(take)).batch(batch_size or self.profile.batch_size)
 
     def run(self, progress: Callable[[str], None], seconds: float, bytes_max: int) -> None:
         """Time parsing and decoding, of samples that lie in a cache on this machine, and a ``Loader`` on the store.
@@ -269,7 +269,8 @@ class DataProbe:
                 return
             if take is None and not self.profile.is_indexed and self.profile.kind == "shards":
                 self._replace(samples_per_object=filled.samples / len(urls))
-            self._time_decoding(pipeline, cache, progress, seconds)
+            batch_size = min(self.profile.batch_size, math.ceil(filled.samples_per_s * seconds / WINDOW_BATCHES))
+            self._time_decoding(self.pipeline(take, urls, batch_size), cache, progress, seconds)
         progress("a Loader with its defaults")
         pipeline = self.pipeline(max(self.profile.batch_size, round(bytes_max / sample_bytes)))
         done = loader_statistics(pipeline, seconds=2 * seconds)
