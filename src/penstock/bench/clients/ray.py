@@ -33,8 +33,8 @@ class RayData:
 
     def prepare(self, job: dict[str, Any]) -> None:
         ray.init(
-            num_cpus=2, object_store_memory=self.store_bytes, include_dashboard=False, log_to_driver=False,
-            configure_logging=False,
+            address="local", num_cpus=2, object_store_memory=self.store_bytes, include_dashboard=False,
+            log_to_driver=False, configure_logging=False,
         )  # fmt: skip
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
