@@ -352,7 +352,7 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
     if rate > OUTRUN_RATIO * raw:
         return (
             "unknown",
-            f"{compared} Nothing reads more than the store gives: there was too little data or time to measure it.",
+            f"{compared} Only a cache gives more than the store; without one, there was too little data or time to measure it.",
             "Measure longer (--seconds), or more data.",
         )
     if rate >= STORE_RATIO * raw:
