@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock import fsspec as fsspec
     from penstock import huggingface as huggingface
     from penstock import index as index
+    from penstock import ray as ray
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
     from penstock import torch as torch
@@ -122,6 +123,7 @@ _SUBPACKAGES = (
     "index",
     "mount",
     "pack",
+    "ray",
     "tensorflow",
     "testing",
     "torch",

@@ -6,6 +6,7 @@
     ├── ConfigError            (ValueError)         the caller: an invalid argument, URL or limit
     ├── ClosedError            (RuntimeError)       the caller: used after close(), or inherited by a fork
     ├── WorkerDiedError        (RuntimeError)       a worker process of a loader ended: killed, or out of memory
+    │   └── ClusterLostError                        a loader's workers on a cluster have all ended, and no other starts
     ├── StoreError             (OSError)            the store, or the connection to it
     │   ├── ObjectMissingError (FileNotFoundError)  no such key
     │   │   └── BucketMissingError                  no such bucket
@@ -52,6 +53,7 @@ __all__ = [
     "CheckpointError",
     "ChecksumError",
     "ClosedError",
+    "ClusterLostError",
     "ConfigError",
     "CorruptShardError",
     "CredentialsError",
@@ -152,6 +154,10 @@ class WorkerDiedError(PenstockError, RuntimeError):
     worker: int | None
     process_id: int | None
     exit_code: int | None
+
+
+class ClusterLostError(WorkerDiedError):
+    """No worker of a ``Loader(workers=)`` is left on the cluster, and no other has started in time."""
 
 
 class StoreError(PenstockError, OSError):
@@ -403,6 +409,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     ConfigError: (errno.EINVAL, 400),
     ClosedError: (errno.EBADF, 503),
     WorkerDiedError: (errno.EIO, 500),
+    ClusterLostError: (errno.EIO, 500),
     StoreError: (errno.EIO, 502),
     ObjectMissingError: (errno.ENOENT, 404),
     BucketMissingError: (errno.ENOENT, 404),

@@ -31,7 +31,6 @@ from penstock.gateway.serving.checks import check_config
 from penstock.gateway.serving.startup import with_defaults
 from penstock.index import read_manifest
 from penstock.index.place import DATASET_KEY, FOLDER
-from penstock.pack.ray import RayTasks
 from penstock.pack.workers import ExecutionOptions
 from penstock.store.s3_requests import encoded_key
 from penstock.text.patterns import is_pattern, matcher, split_glob
@@ -568,6 +567,8 @@ def _fill_on_ray(job: FillJob, options: FillOptions, listener: FillListener) -> 
     def take(_: tuple[FillKey, ...], results: list[Filled]) -> None:
         for result in results:
             listener.filled(result)
+
+    from penstock.ray.tasks import RayTasks  # here, because Ray may not be installed
 
     RayTasks(address=options.address, tasks_max=options.jobs).run(
         _fill_batch,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.loader.options import Batching, BatchPlan
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import FeedPosition, Position, RebatchedPosition
-    from penstock.loader.workers.process_pool import ProcessPool
+    from penstock.loader.workers.process_pool import WorkerPool
     from penstock.loader.workers.process_run import ProcessBackend
     from penstock.loader.workers.row_assignment import Division
     from penstock.order import Batches
@@ -55,12 +55,12 @@ class Epoch:
     first_batch: int
     meter: Meter
 
-    def open(self, *, consensus: RankConsensus | None = None, pool: ProcessPool | None = None) -> BatchSource:
+    def open(self, *, consensus: RankConsensus | None = None, pool: WorkerPool | None = None) -> BatchSource:
         """Start to make the batches.
 
         Args:
             consensus: Consensus with the other ranks, if there are any. Batches that an index counts do not need it.
-            pool: Starts the worker processes that decode; None decodes in threads of this process.
+            pool: Starts the workers that decode; None decodes in threads of this process.
 
         Raises:
             ConfigError: The options do not go together, or the position does not belong to this job.
@@ -207,7 +207,7 @@ class Epoch:
         batch_plan = plan.batch_plan._replace(in_order=in_order, drop_last=drop_last)
         return ThreadBackend(batch_plan, reads=feed, builder=builder, meter=self.meter)
 
-    def _start_processes(self, pool: ProcessPool) -> tuple[Backend, Batches | None, Position]:
+    def _start_processes(self, pool: WorkerPool) -> tuple[Backend, Batches | None, Position]:
         """Start worker processes. If stages change the number of samples, a thread makes batches of their outputs.
 
         Returns:
@@ -226,7 +226,7 @@ class Epoch:
         begin = rebatched_position(self.position, division.begin)
         return rebatching_backend(plan.batch_plan, blocks, begin=begin, meter=self.meter), None, begin
 
-    def _divide(self, pool: ProcessPool, batch_plan: BatchPlan, batching: Batching) -> tuple[Division, ProcessBackend]:
+    def _divide(self, pool: WorkerPool, batch_plan: BatchPlan, batching: Batching) -> tuple[Division, ProcessBackend]:
         from penstock.loader.workers.process_run import ProcessBackend, worker_jobs
         from penstock.loader.workers.row_assignment import divide
 
@@ -237,17 +237,22 @@ class Epoch:
             epoch=self.number,
             batching=batching,
             batch_plan=batch_plan,
-            processes_count=plan.options.processes,
+            processes_count=pool.count,
         )
         jobs = worker_jobs(
-            division, pipeline=plan.pipeline, batch_plan=batch_plan, epoch=self.number, rebatches=plan.is_rebatched
+            division,
+            pipeline=plan.pipeline,
+            batch_plan=batch_plan,
+            epoch=self.number,
+            rebatches=plan.is_rebatched,
+            threads_count=pool.threads_count,
         )
         backend = ProcessBackend(
             batch_plan,
             assigner=division.assigner,
             jobs=jobs,
             pool=pool,
-            restarts=plan.options.restart_workers,
+            restarts=plan.options.restart_workers or pool.restarts,
             meter=self.meter,
             counts_samples=not plan.is_rebatched,
         )

@@ -48,8 +48,10 @@ class Loader:
             batches are the same.
         restart_workers: Replace a worker process that dies, up to three times in a row without a finished batch; no
             sample is lost or repeated. Without it, the death of a worker is an error.
+        workers: Workers on a cluster, ``penstock.ray.Workers(count=8)``, which fetch, parse, decode and map there. The batches
+            and the state are the same, also when machines of the cluster are lost. It excludes `processes`.
         stride: ``(j, n)`` decodes and yields only the rank's batches whose number mod n is j, counted from the beginning of
-            the epoch: the batches of worker j of n of a DataLoader. It excludes `processes` and `agree`.
+            the epoch: the batches of worker j of n of a DataLoader. It excludes `processes`, `workers` and `agree`.
         in_order: False yields whichever batch is complete first, each exactly once; the state remembers which ones, and
             threads finish an epoch that such a state has begun. It has no effect with worker processes, in the workers of a
             DataLoader, on several ranks without an index, or with stages that change the number of samples.

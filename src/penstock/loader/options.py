@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from penstock.config import MIB, check_configs, check_path, check_whole, cores_count
 from penstock.errors import ConfigError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.loader.statistics import LoaderStatistics
+    from penstock.loader.statistics import LoaderStatistics, Meter
     from penstock.pipeline import Batch, BatchBySize, Pipeline, TokenBlocks
     from penstock.samples.transform import SampleTransform
 
@@ -34,6 +34,17 @@ _FUNCTIONS = (
 )
 
 
+class ClusterWorkers(Protocol):
+    """The workers of a cluster, as an argument of ``Loader``: ``penstock.ray.Workers``."""
+
+    @property
+    def fallback(self) -> bool:
+        """Whether the loader goes on in threads when there are no workers."""
+
+    def open(self, meter: Meter) -> Any:
+        """The ``WorkerPool`` of one loader, whose statistics are counted by `meter`."""
+
+
 class LoaderArguments(TypedDict, total=False):
     """The keyword arguments of ``Loader``, for functions that pass them on: ``**options: Unpack[LoaderArguments]``."""
 
@@ -41,6 +52,7 @@ class LoaderArguments(TypedDict, total=False):
     threads: int | None
     processes: int
     restart_workers: bool
+    workers: ClusterWorkers | None
     stride: tuple[int, int]
     in_order: bool
     rank: int | None
@@ -69,6 +81,7 @@ class LoaderOptions:
     threads: int | None = None
     processes: int = 0
     restart_workers: bool = False
+    workers: ClusterWorkers | None = None
     stride: tuple[int, int] = (0, 1)
     in_order: bool = True
     rank: int | None = None
@@ -92,6 +105,13 @@ class LoaderOptions:
         for name, what in _FUNCTIONS:
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise ConfigError(f"{name}={value!r} must be a function {what}")
+        if self.workers is not None:
+            if not callable(getattr(self.workers, "open", None)):
+                raise ConfigError(
+                    f"workers={self.workers!r} must be workers of a cluster", hint="ps.ray.Workers(count=4)"
+                )
+            if self.processes:
+                raise ConfigError(f"processes={self.processes} and workers= both say who decodes: give only one")
         self._check_stride()
         check_configs(fetch=self.fetch)
         check_path("index_dir", self.index_dir)
@@ -116,8 +136,10 @@ class LoaderOptions:
             raise ConfigError(f"stride={self.stride!r} must be (j, n) with 0 <= j < n")
         if every > 1 and not self.in_order:
             raise ConfigError("stride= counts batches in their order, so it needs in_order=True")
-        if every > 1 and self.processes:
-            raise ConfigError("stride= is for workers of a DataLoader, which do not need processes= as well")
+        if every > 1 and (self.processes or self.workers is not None):
+            raise ConfigError(
+                "stride= is for workers of a DataLoader, which do not need processes= or workers= as well"
+            )
 
     @property
     def prefetch_count(self) -> int:

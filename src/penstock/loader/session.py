@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ClosedError, ConfigError
+from penstock.errors import ClosedError, ClusterLostError, ConfigError
 from penstock.loader.epoch import Epoch, RankConsensus
 from penstock.loader.plan.loader_plan import Planner, filtered_shares
 from penstock.loader.plan.ranks import rank_and_world_size
@@ -31,11 +31,11 @@ from penstock.samples.transform import SampleTransform
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.epoch import BatchSource
+    from penstock.loader.epoch import BatchSource, NumberedBatch
     from penstock.loader.options import LoaderOptions
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position
-    from penstock.loader.workers.process_pool import ProcessPool
+    from penstock.loader.workers.process_pool import WorkerPool
 
 _log = logging.getLogger("penstock.loader")
 _DIGEST_MASK = (1 << 62) - 1  # a digest that fits into a collective's signed 64-bit integer
@@ -65,8 +65,9 @@ class Session:
         self._loaded: LoaderState | None = None  # the state from which iteration will start
         self._running: BatchSource | None = None
         self._plan: LoaderPlan | None = None
-        self._workers: ProcessPool | None = None
+        self._workers: WorkerPool | None = None
         self._closed = self._is_stepping = False
+        self._is_local = False  # whether this epoch goes on without the workers of the cluster
         self._line = LiveLine() if options.progress else None
         self._use(pipeline)
 
@@ -110,7 +111,7 @@ class Session:
         self._is_stepping = True
         try:
             asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
-            numbered = (self._running or self._begin_epoch()).next()
+            numbered = self._next_batch()
             got_s = time.perf_counter()
             previous_s, previous_cpu_s = self._previous_s or (asked_s, asked_cpu_s)
             self.meter.stepped(previous_s, asked_s, got_s, cpu_s=asked_cpu_s - previous_cpu_s)
@@ -130,6 +131,25 @@ class Session:
             return numbered.batch
         finally:
             self._is_stepping = False
+
+    def _next_batch(self) -> NumberedBatch | None:
+        """The next batch of the epoch, if need be without the workers of the cluster."""
+        running = self._running or self._begin_epoch()
+        try:
+            return running.next()
+        except ClusterLostError as error:
+            if running.agrees_each_batch:  # the other ranks know that this one has failed
+                raise
+            self._leave_cluster(error)
+        self._close_epoch()
+        return self._begin_epoch().next()
+
+    def _leave_cluster(self, error: ClusterLostError) -> None:
+        """Go on without workers until the next epoch, if that is wanted; otherwise raise the error."""
+        if self.options.workers is None or not self.options.workers.fallback:
+            raise error
+        _log.warning("%s; epoch %d goes on in this process", error.what, self.epoch)
+        self._is_local = True
 
     def _begin_epoch(self) -> BatchSource:
         if self._line is not None:
@@ -151,6 +171,7 @@ class Session:
         """Go to the beginning of an epoch. Iterators that were made before are exhausted."""
         self._close_epoch()
         self.epoch = epoch
+        self._is_local = False
         self._generation += 1
         self._batches_count = 0
         self._position = self._loaded = self._epoch_statistics = None
@@ -305,22 +326,34 @@ class Session:
 
     def _open_own_epoch(self, consensus: RankConsensus | None) -> BatchSource:
         """Open the epoch on this rank."""
+        pool = self._pool()
         self._choose_pipeline(consensus)
         self._agree_on_mode(consensus)
         plan = self.planned()
         if self._loaded is not None:
             self._position = self._resume_position(plan)
-        if self.options.processes and self._workers is None:
-            from penstock.loader.workers.process_pool import ProcessPool
-
-            self._workers = ProcessPool()
-        opened = Epoch(
+        epoch = Epoch(
             plan=plan, number=self.epoch, position=self._position, first_batch=self._batches_count, meter=self.meter
-        ).open(consensus=consensus, pool=self._workers)
+        )
+        try:
+            opened = epoch.open(consensus=consensus, pool=pool)
+        except ClusterLostError as error:
+            self._leave_cluster(error)
+            opened = epoch.open(consensus=consensus)
         self._loaded = None
         weights = f", weights {plan.facts['weights']}" if "weights" in plan.facts else ""
         _log.info("epoch %d, seed %d, %s%s", self.epoch, plan.batch_plan.seed, plan.summary, weights)
         return opened
+
+    def _pool(self) -> WorkerPool | None:
+        """The workers of this epoch, which may start while it is planned; None if it is read in threads."""
+        if self._workers is None and self.options.workers is not None:
+            self._workers = self.options.workers.open(self.meter)
+        elif self._workers is None and self.options.processes:
+            from penstock.loader.workers.process_pool import ProcessPool
+
+            self._workers = ProcessPool(self.options.processes)
+        return None if self._is_local else self._workers
 
     def _resume_position(self, plan: LoaderPlan) -> Position | None:
         """The position of the loaded state, if the state fits the plan."""

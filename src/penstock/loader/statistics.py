@@ -94,6 +94,12 @@ class LoaderStatistics:
     """Number of blocks that were not in the cache, and were fetched."""
     cache_fetched_bytes: int = 0
     """Bytes that were requested from the store to fill the cache."""
+    cluster_workers_count: int = 0
+    """Number of workers that the cluster has given to ``Loader(workers=)``."""
+    node_decode_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in ``decode`` and ``map`` on each node of the cluster."""
+    node_wait_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the training loop waited for each node of the cluster: for the one whose rows came last."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -159,10 +165,12 @@ class LoaderStatistics:
         )
 
     @property
-    def bottleneck(self) -> Literal["consumer", "store", "parse", "decode"]:
+    def bottleneck(self) -> Literal["consumer", "store", "parse", "decode", "preprocessing cluster"]:
         """The part that sets the pace. ``"consumer"`` is the training loop itself, as it should be."""
         if self.stall_ratio < STALL_RATIO_OK:
             return "consumer"
+        if self.node_wait_s:  # its workers together fetch, parse and decode: more of them do all of it faster
+            return "preprocessing cluster"
         held_s: dict[Literal["store", "parse", "decode"], float] = {
             "store": self.store_s,
             "parse": self.parse_s,
@@ -220,6 +228,9 @@ class Meter:
     cache_hit_bytes: int = 0
     cache_miss_count: int = 0
     cache_fetched_bytes: int = 0
+    cluster_workers_count: int = 0
+    node_decode_s: dict[str, float] = field(default_factory=dict)
+    node_wait_s: dict[str, float] = field(default_factory=dict)
 
     def sums(self) -> dict[str, float]:
         """The sums that a worker process counts for its loader."""
@@ -229,6 +240,11 @@ class Meter:
         """Add the counts of a worker since `before`."""
         for name, value in sums.items():
             setattr(self, name, getattr(self, name) + value - before.get(name, 0))
+
+    def on_node(self, node: str, *, decode_s: float = 0.0, wait_s: float = 0.0) -> None:
+        """Count seconds of a node of a cluster."""
+        self.node_decode_s[node] = self.node_decode_s.get(node, 0.0) + decode_s
+        self.node_wait_s[node] = self.node_wait_s.get(node, 0.0) + wait_s
 
     def stepped(self, previous_s: float, asked_s: float, got_s: float, *, cpu_s: float = 0.0) -> None:
         """Count one step of the training loop.
@@ -269,6 +285,7 @@ class Meter:
         sums = {name: getattr(self, name) for name in self.__slots__ if name != "stalls"}
         for name, count in (of_stores or {}).items():
             sums[name] += count
+        sums |= {"node_decode_s": dict(self.node_decode_s), "node_wait_s": dict(self.node_wait_s)}
         return LoaderStatistics(
             **sums,
             stall_p50_s=self.stalls.quantile(0.5) if len(self.stalls) else 0.0,
@@ -293,7 +310,7 @@ class ThreadMeter:
         self._meter.threads_wait_s += max(0.0, spent_s - ran_s)
 
 
-LoaderPart: TypeAlias = Literal["consumer", "store", "parse", "decode"]
+LoaderPart: TypeAlias = Literal["consumer", "store", "parse", "decode", "preprocessing cluster"]
 
 LINE_S_MIN = 0.5  # how often a live line is drawn on a terminal, where it overwrites itself...
 LINE_PLAIN_S_MIN = 30.0  # ...and in a log file
@@ -302,6 +319,8 @@ _HINTS: dict[LoaderPart, str] = {
     "store": "use more lanes, larger shards, a nearer store, or a cache on this node; look at the store's own statistics",
     "parse": "use fewer, larger members per sample, or processes=, which parse in parallel",
     "decode": "use more threads or processes, up to the number of cores; Image(height=, width=) scales while it decodes",
+    "preprocessing cluster": "use more workers, as Workers(max=) does while the loop stalls; a node that the loop waits for "
+    "more than for the others is slow, or busy with something else",
 }
 _CONTENDED = (
     "the loop's own Python and the loader's threads compete for one interpreter: in a step of {step_ms:.1f} ms, the loop ran "
@@ -310,7 +329,7 @@ _CONTENDED = (
 )
 _UNREACHABLE_RATIO_MIN = 0.5
 """Share of the loop's waits. If the store did not answer for so much of them, that is the cause, and no setting is."""
-_GAUGES = ("threads_count", "slots_count", "stall_p50_s", "stall_p99_s")
+_GAUGES = ("threads_count", "slots_count", "cluster_workers_count", "stall_p50_s", "stall_p99_s")
 _HELP = {
     "stall_s": "Seconds that the training loop waited for a batch.",
     "samples": "Samples handed out.",
@@ -332,7 +351,8 @@ class Bottleneck:
     """The evidence: seconds that the training loop waited (``stalled``); seconds that the reader waited for the store,
     parsed, and waited for decoding or the training loop; seconds that all decode threads decoded; CPU seconds of the
     training loop (``step``) and of the loader's threads (``threads``), and how long these threads waited for their turn
-    (``contended``); seconds in which the store did not answer (``unreachable``), if there were any."""
+    (``contended``); if there were any, seconds in which the store did not answer (``unreachable``), and seconds that the loop
+    waited for each node of a cluster (``waited for NODE``)."""
     hint: str
     """What to change."""
 
@@ -356,6 +376,8 @@ def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
     }
     if statistics.unreachable_s:
         seconds["unreachable"] = statistics.unreachable_s
+    for node, wait_s in sorted(statistics.node_wait_s.items()):
+        seconds[f"waited for {node}"] = wait_s
     if part == "store" and statistics.unreachable_s >= _UNREACHABLE_RATIO_MIN * statistics.stall_s:
         hint = f"the store was unreachable for {statistics.unreachable_s:.0f} s; the log says when, and why"
         return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=hint)
@@ -394,6 +416,16 @@ def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str,
             for stage, count in value.items():
                 described = "Samples left out for an error, by stage."
                 add("dropped_total", "counter", count, described=described, more=f'stage="{_escaped(stage)}"')
+        elif isinstance(value, dict):
+            for node, spent_s in value.items():
+                described = f"LoaderStatistics.{entry.name}."
+                add(
+                    f"{_named(entry.name)}_total",
+                    "counter",
+                    spent_s,
+                    described=described,
+                    more=f'node="{_escaped(node)}"',
+                )
         elif entry.name in _GAUGES:
             add(_named(entry.name), "gauge", value, described=entry.name.replace("_", " ") + ".")
         else:

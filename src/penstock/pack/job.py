@@ -149,7 +149,7 @@ class PackJob:
         destination = self.destination
         if options.executor == "threads":
             return write_in_threads(groups, destination, self._stores, recipe, options=options, listener=listener)
-        from penstock.pack.ray import ClusterTask, write_on_cluster
+        from penstock.pack.cluster import ClusterTask, write_on_cluster
 
         task = ClusterTask(
             recipe,

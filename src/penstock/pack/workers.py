@@ -1,4 +1,4 @@
-"""Carries out a plan by threads of this process. ``penstock.pack.ray`` does it by tasks on a cluster.
+"""Carries out a plan by threads of this process. ``penstock.pack.cluster`` does it by tasks on a cluster.
 
 A shard is written sequentially, so parallel work is divided by shards: while one waits for its last parts to be stored,
 others read. Each thread reads ahead and writes in order. If a thread fails, or on Ctrl-C, the others stop at their next

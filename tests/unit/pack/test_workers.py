@@ -12,8 +12,8 @@ import pytest
 import penstock as ps
 from penstock.errors import ConfigError
 from penstock.pack import pack
+from penstock.pack.cluster import ClusterTask
 from penstock.pack.fields import parse_fields
-from penstock.pack.ray import ClusterTask
 from penstock.pack.recipes import EntriesRecipe, ShardsRecipe
 from penstock.pack.workers import ExecutionOptions, memory_shares
 from penstock.version import install_hint

@@ -315,8 +315,9 @@ class Planner:
                 hint="give each rank a pipe of its own, by copies= or split= of the channel, and "
                 "Loader(rank=0, world_size=1)",
             )
-        if options.processes or options.stride[1] > 1:
+        if options.processes or options.workers is not None or options.stride[1] > 1:
             given = f"processes={options.processes}" if options.processes else f"{options.stride[1]} DataLoader workers"
+            given = given if options.workers is None else f"workers={options.workers}"
             raise ConfigError(
                 f"{given}: only one process can read {name}", hint="decode in threads: Loader(threads=...)"
             )

@@ -1,4 +1,4 @@
-"""Messages between a loader and its worker processes: pickles over a socket, some with a descriptor of shared memory.
+"""Messages between a loader and its workers: pickles over a socket, some with a descriptor of shared memory, or with rows.
 
 Both ends belong to this program: nothing that is unpickled here comes from data.
 """
@@ -24,7 +24,7 @@ from penstock.system.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.loader.lanes.feed import Feed
     from penstock.loader.options import BatchPlan
@@ -261,6 +261,8 @@ class RowsDone(NamedTuple):
         sums: Counters of the worker since its job began, by name.
         dropped_samples: Samples dropped since the last of these messages.
         heap_bytes: Size of a new heap for this slot, whose descriptor comes with the message; None if there is no new one.
+        parts: For each column of arrays whose rows follow the message, because no memory is shared: its offset in a slot, and
+            the size of a row in bytes. The values that are neither there nor `inline` follow them.
     """
 
     batch_index: int
@@ -273,6 +275,7 @@ class RowsDone(NamedTuple):
     sums: Mapping[str, float]
     dropped_samples: list[DroppedSample]
     heap_bytes: int | None
+    parts: list[tuple[int, int]]
 
 
 class JobEnded(NamedTuple):
@@ -363,14 +366,27 @@ class MessageChannel:
         """Descriptor of the socket, to wait for."""
         return self._socket.fileno()
 
-    def send(self, message: NamedTuple, *, descriptor: int | None = None) -> None:
+    @property
+    def shares_memory(self) -> bool:
+        """Whether both ends are on one machine, so that memory can be sent by its descriptor."""
+        return self._socket.family == socket.AF_UNIX
+
+    def send(self, message: NamedTuple, *, descriptor: int | None = None, data: Sequence[Any] = ()) -> None:
         """Send one of the messages of this module.
+
+        Args:
+            message: The message.
+            descriptor: Descriptor of shared memory to send with it.
+            data: Buffers to send after it, which whoever receives the message reads from the socket.
 
         Raises:
             OSError: The other end is gone.
         """
         numbered = (_NUMBERS[type(message)], *message)
-        self.send_raw(pickle.dumps(numbered, protocol=pickle.HIGHEST_PROTOCOL), descriptor=descriptor)
+        with self._lock:
+            self.send_raw(pickle.dumps(numbered, protocol=pickle.HIGHEST_PROTOCOL), descriptor=descriptor)
+            for buffer in data:
+                self._socket.sendall(buffer)
 
     def send_raw(self, data: bytes, *, descriptor: int | None = None) -> None:
         """Send a message that has been pickled, which may be anything but a tuple.

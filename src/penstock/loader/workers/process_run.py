@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import ClosedError, DataError, WorkerDiedError
+from penstock.errors import ClosedError, DataError, PenstockError
 from penstock.fetch import process_budget
 from penstock.loader.batches.building import declared_layout
-from penstock.loader.batches.threads import Delivery
+from penstock.loader.batches.threads import SMALL_BATCHES_MAX, Delivery
 from penstock.loader.workers.messages import (
     AddSlot,
     EndJob,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.loader.options import BatchPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.messages import DroppedSample, LaneReport
-    from penstock.loader.workers.process_pool import ProcessPool, WorkerProcess
+    from penstock.loader.workers.process_pool import Worker, WorkerPool
     from penstock.loader.workers.row_assignment import Assignment, Division, RowAssigner
     from penstock.pipeline import Pipeline
 
@@ -57,19 +57,22 @@ _log = logging.getLogger("penstock.loader")
 ALIVE_MS = 1000
 """Milliseconds to wait for messages before looking whether the workers are alive."""
 
-DEATHS_MAX = 3
-"""Processes that may die in one worker's place without a batch done: one that dies again and again will not stop."""
-
 
 def worker_jobs(
-    division: Division, *, pipeline: Pipeline, batch_plan: BatchPlan, epoch: int, rebatches: bool
+    division: Division,
+    *,
+    pipeline: Pipeline,
+    batch_plan: BatchPlan,
+    epoch: int,
+    rebatches: bool,
+    threads_count: int | None = None,
 ) -> list[WorkerJob]:
-    """The job of each worker: its part of the lanes, and an equal share of threads and memory."""
+    """The job of each worker: its part of the lanes, an equal share of memory, and of threads if their number is not given."""
     count = len(division.inputs)
     plan = batch_plan._replace(
         transforms=(),  # a worker makes its own
         drop_last=False,
-        threads_count=max(1, batch_plan.threads_count // count),
+        threads_count=threads_count or max(1, batch_plan.threads_count // count),
         prefetch_batches=batch_plan.prefetch_batches + 1,
         prefetch_bytes=0,
     )
@@ -98,12 +101,14 @@ class PendingBatch:
         slot: Slot of the batch; None if it has no columns of arrays, or they are not known yet.
         results: Report of each worker on its rows, by number of the worker.
         error: Error that the batch raises in place of being handed out.
+        last_node: Node of a cluster whose rows came last; "" without a cluster.
     """
 
     assignment: Assignment
     slot: int | None = None
     results: dict[int, RowsDone] = field(default_factory=dict)
     error: BaseException | None = None
+    last_node: str = ""
 
 
 class ProcessBackend:
@@ -125,7 +130,7 @@ class ProcessBackend:
         *,
         assigner: RowAssigner,
         jobs: Sequence[WorkerJob],
-        pool: ProcessPool,
+        pool: WorkerPool,
         restarts: bool,
         meter: Meter,
         counts_samples: bool = True,
@@ -148,7 +153,7 @@ class ProcessBackend:
         self._failure: BaseException | None = None  # raised after all batches that have been assigned
         self._anchors = Anchors()
         self._closed = False
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[Worker] = []
         try:
             for job in jobs:
                 self._workers.append(pool.take(job))
@@ -173,8 +178,11 @@ class ProcessBackend:
                 if self._is_ended():
                     return None
                 self._listen()
-            self._meter.wait_s += time.perf_counter() - began_s
+            spent_s = time.perf_counter() - began_s
+            self._meter.wait_s += spent_s
             pending = self._pending[index]
+            if pending.last_node:
+                self._meter.on_node(pending.last_node, wait_s=spent_s)
             if pending.error is not None:
                 raise pending.error
             del self._pending[index]
@@ -204,6 +212,7 @@ class ProcessBackend:
             return
         self._closed = True
         os.eventfd_write(self._closing, 1)
+        self._pool.interrupt()
         with self._lock:
             if self._closing < 0:
                 return
@@ -221,9 +230,9 @@ class ProcessBackend:
             os.close(self._closing)
             self._closing = -1
 
-    def _has_done_job(self, worker: WorkerProcess) -> bool:
+    def _has_done_job(self, worker: Worker) -> bool:
         """Whether a worker has done all of its job, and can do another."""
-        return self._is_ended() and worker.failure is None and worker.process.poll() is None
+        return self._is_ended() and worker.failure is None and worker.is_alive()
 
     # ── where the run is ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,7 +268,7 @@ class ProcessBackend:
 
     def _go_on(self) -> None:
         """Assign as many batches as may be under way, and ask the workers for the samples of the next ones."""
-        while self._failure is None and self._assigned_count < self._given_count + self.plan.prefetch_batches + 1:
+        while self._failure is None and self._assigned_count < self._given_count + self._ahead_count():
             try:
                 assignment = self._assigner.next()
             except Exception as error:
@@ -275,12 +284,20 @@ class ProcessBackend:
         for number, counts in self._assigner.wants().items():
             self._workers[number].send(FindSamples(counts))
 
+    def _ahead_count(self) -> int:
+        """Number of batches that may be under way or wait: more than asked for while they are small enough for the pool."""
+        if self._slots is None:
+            return self.plan.prefetch_batches + 1
+        fitting = self._pool.ahead_bytes // self._slots.layout.size_bytes
+        return max(self.plan.prefetch_batches, min(SMALL_BATCHES_MAX, fitting)) + 1
+
     def _take_slot(self, pending: PendingBatch) -> int | None:
         """Give a batch its slot, once the columns are known."""
         if self._layout is None:
             return None
         if self._slots is None:
             self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
+            self._slots.enough_count += self._ahead_count() - self.plan.prefetch_batches - 1
         pending.slot = self._slots.take()
         self._meter.slots_count = self._slots.count
         return pending.slot
@@ -295,13 +312,13 @@ class ProcessBackend:
                         self._send_slot(worker, slot)
                         worker.send(UseSlot(index, slot))
 
-    def _send_rows(self, worker: WorkerProcess, index: int, pending: PendingBatch) -> None:
+    def _send_rows(self, worker: Worker, index: int, pending: PendingBatch) -> None:
         """Tell a worker which rows it fills, and where, if that is known."""
         if pending.slot is not None:
             self._send_slot(worker, pending.slot)
         worker.send(FillRows(index, pending.assignment.rows[worker.number].tobytes(), pending.slot))
 
-    def _send_slot(self, worker: WorkerProcess, slot: int) -> None:
+    def _send_slot(self, worker: Worker, slot: int) -> None:
         assert self._slots is not None
         if slot not in worker.slots:
             worker.slots.add(slot)
@@ -311,6 +328,8 @@ class ProcessBackend:
 
     def _listen(self) -> None:
         """Wait for workers, and take one message from each that has sent something."""
+        for worker in self._pool.misplaced(self._workers):
+            self._restart(worker)
         poll = select.poll()
         poll.register(self._closing, select.POLLIN)
         senders = {worker.channel.fileno(): worker for worker in self._workers if worker.failure is None}
@@ -325,7 +344,7 @@ class ProcessBackend:
                 if not worker.is_alive():
                     worker.channel.end()
 
-    def _receive(self, worker: WorkerProcess) -> None:
+    def _receive(self, worker: Worker) -> None:
         try:
             message, descriptor = worker.channel.receive()
         except (EOFError, OSError):
@@ -336,7 +355,7 @@ class ProcessBackend:
         except Exception as error:
             worker.failure = error
 
-    def _note(self, worker: WorkerProcess, message: Any, descriptor: int | None) -> None:
+    def _note(self, worker: Worker, message: Any, descriptor: int | None) -> None:
         match message:
             case FirstSample(values):
                 if self._first is None:
@@ -351,26 +370,29 @@ class ProcessBackend:
             case RowsDone():
                 self._note_rows(worker, message, descriptor)
             case WorkerFailed(error):
-                worker.failure = error.revived(worker.described())
+                worker.failure = worker.explained(error.revived(worker.described()))
 
-    def _note_rows(self, worker: WorkerProcess, done: RowsDone, descriptor: int | None) -> None:
+    def _note_rows(self, worker: Worker, done: RowsDone, descriptor: int | None) -> None:
         worker.done_count = done.batch_index + 1
         worker.position = done.position if done.position is not None else worker.position
         worker.deaths_count = 0
         self._meter.add(done.sums, worker.sums)
+        if worker.node:
+            self._meter.on_node(worker.node, decode_s=done.sums["decode_s"] - worker.sums.get("decode_s", 0.0))
         worker.sums = done.sums
         pending = self._pending[done.batch_index]
         if descriptor is not None and done.heap_bytes is not None:
             assert pending.slot is not None
             worker.add_heap(pending.slot, descriptor, done.heap_bytes)
         pending.results[worker.number] = done
+        pending.last_node = worker.node
         try:
             for sample in done.dropped_samples:
                 self._count_dropped(worker, sample)
         except DataError as error:
             pending.error = pending.error or error
 
-    def _count_dropped(self, worker: WorkerProcess, sample: DroppedSample) -> None:
+    def _count_dropped(self, worker: Worker, sample: DroppedSample) -> None:
         """Count a sample that a worker dropped.
 
         Raises:
@@ -383,28 +405,30 @@ class ProcessBackend:
             error: Any = sample.error.revived(worker.described())
             tolerance.drop(error, sample.stage, sample.max_errors, sample.epoch)
 
-    def _note_death(self, worker: WorkerProcess) -> None:
+    def _note_death(self, worker: Worker) -> None:
         """A worker's channel has ended: replace the worker, or raise an error where its rows are missing."""
         if self._closed:
             return
-        described = worker.described_end()
-        if not self._restarts or worker.deaths_count >= DEATHS_MAX:
-            hint = "did it run out of memory? Loader(restart_workers=True) replaces a worker that dies"
+        death = worker.death()
+        if not self._restarts or worker.deaths_count >= self._pool.deaths_max:
+            death.hint = "did it run out of memory? Loader(restart_workers=True) replaces a worker that dies"
             if self._restarts:
-                hint = (
-                    f"{DEATHS_MAX} replacements in a row died without finishing a batch: do they run out of memory, or does "
-                    "a sample crash the decoder?"
+                death.hint = (
+                    f"{self._pool.deaths_max} replacements in a row died without finishing a batch: do they run out of "
+                    "memory, or does a sample crash the decoder?"
                 )
-            worker.failure = WorkerDiedError(
-                described,
-                hint=hint,
-                worker=worker.number,
-                process_id=worker.process.pid,
-                exit_code=worker.process.returncode,
-            )
+            worker.failure = death
             return
-        _log.warning("%s; it is restarted at batch %d", described, worker.done_count)
-        worker.restart()
+        _log.warning("%s; it is restarted at batch %d", death.what, worker.done_count)
+        self._restart(worker)
+
+    def _restart(self, worker: Worker) -> None:
+        """Have another process go on with the batches that a worker has not finished."""
+        try:
+            worker.restart()
+        except PenstockError as error:
+            worker.failure = error
+            return
         if self._first is not None:
             worker.send(FixLayout(self._first))
         for index, pending in sorted(self._pending.items()):
@@ -440,9 +464,7 @@ class ProcessBackend:
         return Delivery(values, assignment.rows_count, sorted(dropped), position, self._layout)
 
 
-def gather(
-    pending: PendingBatch, workers: Sequence[WorkerProcess], *, size: int, lists: Sequence[str]
-) -> dict[str, Any]:
+def gather(pending: PendingBatch, workers: Sequence[Worker], *, size: int, lists: Sequence[str]) -> dict[str, Any]:
     """The columns of a batch that are lists, and its positions.
 
     Args:
@@ -481,6 +503,6 @@ def _put_rows(column: list[Any], rows: Sequence[int], values: Sequence[Any]) -> 
         column[row] = value
 
 
-def _progress(worker: WorkerProcess, report: LaneReport) -> LaneProgress:
+def _progress(worker: Worker, report: LaneReport) -> LaneProgress:
     error = None if report.error is None else report.error.revived(worker.described())
     return LaneProgress(report.samples_count, report.is_ended, error)

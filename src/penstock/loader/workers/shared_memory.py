@@ -67,6 +67,14 @@ class SlotLayout:
             at += -(-count * column.dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
         self.size_bytes = max(at, mmap.PAGESIZE)
 
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Of each column of arrays, by name, its offset in a slot and the size of a row in bytes."""
+        return {
+            name: (at, count // shape[0] * dtype.itemsize if shape[0] else 0)
+            for name, dtype, shape, count, at in self._arrays
+        }
+
     def arrays(self, buffer: Any) -> dict[str, Any]:
         """The columns of arrays of the slot in `buffer`, each dtype[rows_count, ...]."""
         found = {}
@@ -103,6 +111,7 @@ class Slots:
 
     Attributes:
         layout: Places of the columns in each slot.
+        enough_count: Number of slots above which the training loop must be holding some.
 
     Args:
         layout: Layout of the batches.
@@ -113,7 +122,7 @@ class Slots:
     def __init__(self, layout: Layout, rows_count: int, *, prefetch_count: int) -> None:
         self.layout = SlotLayout(layout, rows_count)
         # one that is being filled, one that the training loop holds, and one more that it holds while it takes the next
-        self._enough_count = prefetch_count + 3
+        self.enough_count = prefetch_count + 3
         self._slots: list[tuple[int, mmap.mmap]] = []
         self._free: deque[int] = deque()  # leases that end append to it, in any thread, so there is no lock
 
@@ -128,11 +137,11 @@ class Slots:
             return self._free.popleft()
         except IndexError:
             self._slots.append(create_memory(self.layout.size_bytes))
-        if len(self._slots) == self._enough_count + 1:
+        if len(self._slots) == self.enough_count + 1:
             _log.warning(
                 "the training loop holds on to batches: more than %d slots are in use, and each takes %d bytes of shared "
                 "memory",
-                self._enough_count,
+                self.enough_count,
                 self.layout.size_bytes,
             )
         return len(self._slots) - 1

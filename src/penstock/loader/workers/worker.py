@@ -1,7 +1,8 @@
 """A worker process: ``python -m penstock.loader.workers.worker DESCRIPTOR PARENT``. It fetches, parses and decodes some lanes.
 
 It runs the same feed and the same decode threads as a loader does, over its own lanes. The loader tells it which rows of a
-batch are the next samples of these lanes, and in which slot; the worker writes the rows there, and reports them.
+batch are the next samples of these lanes, and in which slot; the worker writes the rows there, and reports them. If its loader
+is on another machine, it makes the rows in memory of its own, and sends them with the report.
 """
 
 from __future__ import annotations
@@ -157,6 +158,11 @@ class SharedBatchBuilder(RowBatchBuilder):
             raise batch.error
         self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.position, batch.layout))
 
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Where the rows of each column of arrays belong in a slot, if they are sent; by name."""
+        return {} if self._slots is None or self._inbox.channel.shares_memory else self._slots.parts
+
     def _find_samples(self, counts: Mapping[int, int]) -> None:
         """Read until the lanes have the wanted number of samples of the epoch, or have ended, and report the found samples."""
         feed = self._feed
@@ -208,6 +214,9 @@ class SharedBatchBuilder(RowBatchBuilder):
             return {}
         if self._slots is None:
             self._slots = SlotLayout(self._layout, self._backend.plan.batch_size)
+        if not self._inbox.channel.shares_memory:
+            columns = self._layout.allocate(size)
+            return {**columns, **{name: [None] * size for name in self._slots.others}}
         arrays = self._slots.arrays(self._inbox.wait_slot(self._batch_index))
         rows, step = self._rows, self._rows[1] - self._rows[0] if len(self._rows) > 1 else 1
         values: dict[str, Any]
@@ -351,7 +360,10 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
         size_bytes = sum(column.size_bytes for column in columns)
         inline = b"".join(bytes(part) for part in buffers) if size_bytes <= INLINE_BYTES_MAX else None
         slot = inbox.slots.pop(index, -1)
-        heap = heaps.write(slot, buffers, size_bytes) if inline is None else None
+        is_shared = inbox.channel.shares_memory
+        heap = heaps.write(slot, buffers, size_bytes) if inline is None and is_shared else None
+        sent = {name: part for name, part in builder.parts.items() if name in delivery.values}
+        data = [delivery.values[name].reshape(-1).view(np.uint8) for name in sent]
         done = RowsDone(
             batch_index=index,
             labels=labels,
@@ -363,18 +375,23 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
             sums=sums,
             dropped_samples=[dropped.popleft() for _ in range(len(dropped))],
             heap_bytes=heap[1] if heap is not None else None,
+            parts=list(sent.values()),
         )
-        inbox.channel.send(done, descriptor=heap[0] if heap is not None else None)
+        if inline is None and not is_shared:
+            data += buffers
+        inbox.channel.send(done, descriptor=heap[0] if heap is not None else None, data=data)
         if heap is not None:
             os.close(heap[0])
 
     feed = job.open()
-    run = ThreadBackend(
-        job.plan._replace(transforms=tuple(transforms)),
-        reads=feed,
-        builder=lambda run: SharedBatchBuilder(run, feed, job=job, inbox=inbox, send=send),
-        meter=meter,
-    )
+    builder: SharedBatchBuilder
+
+    def begin(run: ThreadBackend) -> SharedBatchBuilder:
+        nonlocal builder
+        builder = SharedBatchBuilder(run, feed, job=job, inbox=inbox, send=send)
+        return builder
+
+    run = ThreadBackend(job.plan._replace(transforms=tuple(transforms)), reads=feed, builder=begin, meter=meter)
     while (delivery := run.next_batch()) is not None:
         send(delivery)
     run.close()
