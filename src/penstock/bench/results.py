@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 WINDOW_BATCHES = 100
 """Batches of a window, as published measurements of training loops have them."""
+AHEAD_RATIO = 0.1
+"""Part of a turn that no rate counts: batches that were read ahead come at once."""
 NEARLY = 0.9
 """A rate that is this share of another one is as fast, on a machine that does other things, too."""
 OUTRUN_RATIO = 1.5
@@ -50,7 +53,7 @@ class ClientSummary:
         name: Name of the client.
         settings: The values of a sweep.
         is_ours: Whether it is penstock.
-        samples_per_s: Samples per second from the first batch to the last.
+        samples_per_s: Samples per second, without the first batches, which were read ahead while the data set was made.
         bytes_per_s: Bytes of the largest field per second, in the same time; of decoded pictures, as they are stored; of raw
             reading, bytes of shards.
         measured_s: Seconds of that time in all rounds.
@@ -127,13 +130,9 @@ def best_settings(found: Iterable[ClientSummary]) -> list[ClientSummary]:
 
 def _summary(turns: list[dict[str, Any]], stored_bytes: float | None) -> ClientSummary:
     windows = [seconds for turn in turns for seconds in windows_s(turn)]
-    batches = [
-        (turn["times_s"][-1] - turn["times_s"][0]) / (turn["batches"] - 1) for turn in turns if turn["batches"] > 1
-    ]
     steady = [_steady(turn) for turn in turns]
     if stored_bytes and turns[0]["name"] not in (RAW.name, UNDECODED.name):
-        steady = [(samples, samples * stored_bytes, seconds) for samples, _, seconds in steady]
-    mean_s = statistics.mean(batches or [turn["seconds"] / turn["batches"] for turn in turns])
+        steady = [each._replace(size_bytes=each.samples * stored_bytes) for each in steady]
     rows = [row for turn in turns for row in turn["monitor"] if row[0] >= turn["first_s"]]
     gpu_ratios = [row[5] for row in rows if row[5] is not None]
     looping_s = sum(max(1e-9, turn["seconds"] - turn["first_s"]) for turn in turns)
@@ -144,11 +143,11 @@ def _summary(turns: list[dict[str, Any]], stored_bytes: float | None) -> ClientS
         name=turns[0]["name"],
         settings=turns[0]["settings"],
         is_ours=turns[0]["is_ours"],
-        samples_per_s=Spread.of(samples / seconds for samples, _, seconds in steady),
-        bytes_per_s=Spread.of(size / seconds for _, size, seconds in steady),
-        measured_s=sum(seconds for _, _, seconds in steady),
+        samples_per_s=Spread.of(each.samples / each.seconds for each in steady),
+        bytes_per_s=Spread.of(each.size_bytes / each.seconds for each in steady),
+        measured_s=sum(each.seconds for each in steady),
         first_batch_s=Spread.of(turn["first_s"] for turn in turns),
-        window_s=statistics.mean(windows) if windows else WINDOW_BATCHES * mean_s,
+        window_s=statistics.mean(windows or [WINDOW_BATCHES * each.seconds / each.batches for each in steady]),
         window_variance_s2=statistics.variance(windows) if len(windows) > 1 else 0.0,
         stall_ratio=Spread.of(
             min(1.0, turn["stall_s"] / max(1e-9, turn["seconds"] - turn["first_s"])) for turn in turns
@@ -170,12 +169,27 @@ def windows_s(turn: Mapping[str, Any]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(ends)]
 
 
-def _steady(turn: dict[str, Any]) -> tuple[int, float, float]:
-    """Return samples, bytes and seconds after the first batch; of a single batch, those of the whole turn."""
-    seconds = turn["times_s"][-1] - turn["times_s"][0]
-    if turn["batches"] < 2 or seconds <= 0:
-        return turn["samples"], turn["bytes"], turn["seconds"]
-    return turn["samples"] - turn["counts"][0], turn["bytes"] - turn["sizes"][0], seconds
+class Steady(NamedTuple):
+    """What came in the time that a rate is taken of."""
+
+    samples: int
+    size_bytes: float
+    seconds: float
+    batches: int
+
+
+def _steady(turn: dict[str, Any]) -> Steady:
+    """Return what came after the first tenth of the time since the first batch, in which what was read ahead comes.
+
+    Of a single batch, it is the whole turn.
+    """
+    times_s = turn["times_s"]
+    begin = bisect_right(times_s, times_s[0] + AHEAD_RATIO * (times_s[-1] - times_s[0])) - 1
+    seconds = times_s[-1] - times_s[begin]
+    if seconds <= 0:
+        return Steady(turn["samples"], turn["bytes"], turn["seconds"], turn["batches"])
+    samples, size_bytes = turn["samples"] - turn["counts"][begin], turn["bytes"] - turn["sizes"][begin]
+    return Steady(samples, size_bytes, seconds, turn["batches"] - 1 - begin)
 
 
 def number_text(value: float) -> str:

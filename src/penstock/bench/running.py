@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.bench.data import DataFacts
     from penstock.bench.record import BenchRecord
 
+CORES = os.cpu_count() or 1
 ROUNDS = 2
 MEMORY_PERCENT_MAX = 75
 """Share of the host's memory that is used when clients between their turns are in the way."""
@@ -208,12 +211,17 @@ def run_benchmark(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch, ExitStack() as stack:
         runner = _Runner(data, options, record, stack, scratch)
         for done, turn in enumerate(turns):
-            left_s = end_s - time.monotonic()
-            if turn.is_done(record) or (turn.number and left_s <= 0):  # a first round is always complete
+            waiting = [each for each in turns[done:] if not each.is_done(record)]
+            if turn not in waiting[:1] or (
+                turn.number and time.monotonic() >= end_s
+            ):  # a first round is always complete
                 continue
             progress(turn.entry.name, done, len(turns))
-            runner.run(turn, max(TURN_S_MIN, left_s * (1 - STARTING_RATIO) / (len(turns) - done)))
-            runner.keep([each for each in turns[done + 1 :] if not each.is_done(record)])
+            runner.start(waiting)
+            if not turn.is_done(record):  # as it is if the client did not start
+                left_s = end_s - time.monotonic()
+                runner.run(turn, max(TURN_S_MIN, left_s * (1 - STARTING_RATIO) / (len(turns) - done)))
+            runner.keep([each for each in waiting[1:] if not each.is_done(record)])
     record.add("end", ended=time.time())
 
 
@@ -267,14 +275,28 @@ class _Runner:
             "pipeline": options.pipeline,
         }  # fmt: skip
         self._log = RequestLog(options.origin_log) if options.origin_log else None
+        self._pool = ThreadPoolExecutor(CORES, thread_name_prefix="penstock-bench")
+        stack.callback(self._pool.shutdown, wait=False, cancel_futures=True)
         self._processes: dict[str, ClientProcess] = {}
         self._versions: dict[str, dict[str, str]] = {}
 
+    def start(self, turns: list[Turn]) -> None:
+        """Start clients side by side, one for each core, if that of the first turn has not started: they import for seconds.
+
+        Those that do not start are added to the record, with the reason.
+        """
+        if _process_key(turns[0]) not in self._processes:
+            clients = {_process_key(turn): turn for turn in turns}
+            chosen = [turn for key, turn in clients.items() if key not in self._processes][:CORES]
+            for error, turn in zip(self._pool.map(self._start, chosen), chosen, strict=True):
+                if error is not None:
+                    self._fail(turn, error)
+
     def run(self, turn: Turn, seconds: float) -> None:
         """Measure one turn of about so many seconds and add it to the record, or the reason why it failed."""
-        entry = turn.entry
+        entry, key = turn.entry, _process_key(turn)
+        process = self._processes[key]
         try:
-            process, versions = self._started(turn)
             if self._log:
                 self._log.counted()
             with Monitor(process.pid, self._log) as monitor:
@@ -282,14 +304,17 @@ class _Runner:
                     {"do": "epoch", "job": {**self._job, "seconds_max": seconds, **entry.job, **turn.settings}}
                 )
         except BenchError as error:
-            self._record.add("not run", name=entry.name, reason=f"failed: {str(error).splitlines()[0]}")
+            self._fail(turn, error)
             return
         if self._log:
             answer |= self._log.counted()
         self._record.add(
-            "turn", name=entry.name, round=turn.number, settings=turn.settings, is_ours=entry.is_ours, versions=versions,
-            pss_bytes=monitor.peak_pss_bytes, monitor=monitor.series, **answer,
+            "turn", name=entry.name, round=turn.number, settings=turn.settings, is_ours=entry.is_ours,
+            versions=self._versions[key], pss_bytes=monitor.peak_pss_bytes, monitor=monitor.series, **answer,
         )  # fmt: skip
+
+    def _fail(self, turn: Turn, error: BenchError) -> None:
+        self._record.add("not run", name=turn.entry.name, reason=f"failed: {str(error).splitlines()[0]}")
 
     def keep(self, turns: list[Turn]) -> None:
         """End the clients that have none of these turns; all of them, which start again, if memory is short."""
@@ -298,21 +323,24 @@ class _Runner:
         for key in self._processes.keys() - wanted:
             self._processes.pop(key).close()
 
-    def _started(self, turn: Turn) -> tuple[ClientProcess, dict[str, str]]:
+    def _start(self, turn: Turn) -> BenchError | None:
         entry, key = turn.entry, _process_key(turn)
         python = self._options.python.get(entry.module)
         module = "pipeline" if self._options.pipeline and entry.name != RAW.name else entry.module
         command = client_command(module, python) if python else client_command(module)
         data = self._data
-        if key not in self._processes:
-            environment = client_environment(AWS_REGION=data.region, AWS_DEFAULT_REGION=data.region)
-            if data.endpoint_url:
-                environment["AWS_ENDPOINT_URL"] = data.endpoint_url
-            if data.is_anonymous:
-                environment[ANONYMOUS_VARIABLE] = "1"
-            process = ClientProcess(entry.name, command, environment=environment, answer_s_max=ANSWER_S_MAX)
-            self._stack.callback(process.close)
-            opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": _options(turn)}
-            self._processes[key] = process
+        environment = client_environment(AWS_REGION=data.region, AWS_DEFAULT_REGION=data.region)
+        if data.endpoint_url:
+            environment["AWS_ENDPOINT_URL"] = data.endpoint_url
+        if data.is_anonymous:
+            environment[ANONYMOUS_VARIABLE] = "1"
+        process = ClientProcess(entry.name, command, environment=environment, answer_s_max=ANSWER_S_MAX)
+        self._stack.callback(process.close)
+        opening = {"do": "open", "url": data.endpoint_url, "bucket": data.bucket, "options": _options(turn)}
+        try:
             self._versions[key] = process.ask(opening)["versions"]
-        return self._processes[key], self._versions[key]
+        except BenchError as error:
+            process.close()
+            return error
+        self._processes[key] = process
+        return None

@@ -41,6 +41,16 @@ def test_a_summary_has_the_spread_of_the_rounds(tmp_path: Path) -> None:
     assert found.host_cores == pytest.approx(1.0)
 
 
+def test_batches_that_were_read_ahead_are_no_rate(tmp_path: Path) -> None:
+    """What comes at once after the first batch was read while the data set was made: a rate counts what comes later."""
+    ahead = turn(OTHER, 100, batches=100)
+    ahead["times_s"][:60] = [ahead["times_s"][0] + index * 1e-4 for index in range(60)]
+    ahead["times_s"][60:] = [ahead["times_s"][0] + 0.1 * (index + 1) for index in range(40)]
+    (found,) = summarise(made_record(tmp_path, ahead))
+    assert found.samples_per_s.median == pytest.approx(100)
+    assert found.window_s == pytest.approx(10)
+
+
 def test_windows_leave_out_the_first_hundred_batches(tmp_path: Path) -> None:
     """Mean and variance are those of complete windows; without two windows, of a hundred mean batches."""
     slow = turn(OURS, 100, batches=350)

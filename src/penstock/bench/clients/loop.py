@@ -46,8 +46,8 @@ END_S = 1.0
 LABELS_MAX = 1024
 ANONYMOUS = ANONYMOUS_VARIABLE in os.environ
 """Whether the data is public, and clients read it without credentials."""
-BATCHES_MIN = 4
-"""Batches after which an epoch may end because its time is over: a rate needs some."""
+BATCHES_MIN, STEADY_S = 4, 1.0
+"""Batches, and seconds after the first one, after which an epoch may end because its time is over: a rate needs some."""
 
 
 class Loads(Protocol):
@@ -253,7 +253,8 @@ def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
             step(batch)
             step_s += time.perf_counter() - came_s
         del batch
-        is_late = seconds_max is not None and time.perf_counter() - start_s >= seconds_max
+        now_s = time.perf_counter() - start_s
+        is_late = seconds_max is not None and now_s >= max(seconds_max, times_s[0] + min(seconds_max, STEADY_S))
         if len(times_s) == most or (is_late and len(times_s) >= BATCHES_MIN):
             break
     seconds = time.perf_counter() - start_s

@@ -36,7 +36,7 @@ class TensorFlow:
     def __init__(self, *, url: str | None, bucket: str, way: str = "local", readers: int = 2) -> None:
         self.url, self.bucket, self.way, self.readers = url, bucket, way, readers
         self.packages = ("tensorflow-cpu", *(("penstock-data",) if way in OURS else ()))
-        self.stack = ExitStack()
+        self.stack, self.servers = ExitStack(), list[object]()
         if way in OURS:
             import penstock.tensorflow  # noqa: F401 - not under the clock
 
@@ -53,13 +53,12 @@ class TensorFlow:
         elif self.way == "service":
             self.dispatcher = service.DispatchServer()
             address = self.dispatcher.target.partition("://")[2]
-            self.servers = [
-                service.WorkerServer(service.WorkerConfig(dispatcher_address=address)) for _ in range(SERVICE_WORKERS)
-            ]
+            for _ in range(SERVICE_WORKERS):
+                self.servers.append(service.WorkerServer(service.WorkerConfig(dispatcher_address=address)))
+            self.servers.append(self.dispatcher)  # stopping one of them holds the lock that its functions wait for
 
     def finish(self) -> None:
         self.stack.close()
-        self.dispatcher = self.servers = None
 
     def epoch(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         made = self._ours(job) if self.way == "dataset" else self._parsed(job)
