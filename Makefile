@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip $(INSTALL)
 # Some shells and images turn compiled modules off; each of the hundreds of processes that tests start would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-pythons test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse test-bench bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-patience test-ceph test-servers test-pythons test-tensorflow test-tensorflow-io test-jax test-lightning test-transformers test-webdataset test-huggingface test-feeds test-doors test-ray test-ray-kills test-fsspec test-mosaicml test-checkpoints test-lambda test-gateway test-deploy test-fuse test-bench bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -169,8 +169,11 @@ test-feeds: .venvs/feeds/.ready  ## Grain, SPDL and DALI (on the CPU) fed by pen
 test-doors: .venvs/doors/.ready  ## The same samples through every door, in an environment of all libraries; WRITE=--write-page writes docs/reference/doors.md
 	.venvs/doors/bin/python -m pytest tests/doors/matrix -q $(WRITE)
 
-test-ray: .venvs/ray/.ready  ## Packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, Ray Data on S3, and Ray Train, in an environment of its own
-	.venvs/ray/bin/python -m pytest tests/doors/ray -q
+test-ray: .venvs/ray/.ready  ## Workers of a loader, packing and filling on a Ray cluster of several nodes, and packing from Hugging Face's data sets, Ray Data on S3, and Ray Train, in an environment of its own
+	.venvs/ray/bin/python -m pytest tests/doors/ray -q -m 'not heavy'
+
+test-ray-kills: .venvs/ray/.ready  ## Workers of a loader killed a hundred times, on a Ray cluster and without one
+	.venvs/ray/bin/python -m pytest tests/doors/ray tests/integration/test_loader_landing.py -q -m heavy
 
 test-fsspec: .venvs/fsspec/.ready .venvs/torchdata/.ready  ## The file system for fsspec and the handler for iopath, and the libraries that use them, in environments of their own
 	.venvs/fsspec/bin/python -m pytest tests/doors/fsspec -q -n 2

@@ -70,6 +70,7 @@ class Broker:
             ConfigError: No cluster answers, or a machine of it lacks penstock or has another version.
         """
         join(self._options.address, namespace=NAMESPACE)
+        self._host = ray.remote(host.Host)
         if self._options.pool is not None:
             self._begin(self._report(self._options.pool))
         loop = asyncio.get_running_loop()
@@ -103,17 +104,13 @@ class Broker:
         while len(self._actors) < wanted.count:
             name = secrets.token_hex(4)
             options = self._options
-            self._actors[name] = (
-                ray.remote(host.Host)
-                .options(
-                    num_cpus=options.cpus,
-                    resources=dict(options.resources) or None,
-                    runtime_env=dict(options.runtime_env) or None,
-                    scheduling_strategy="SPREAD",
-                    max_restarts=0,
-                )
-                .remote()
-            )
+            self._actors[name] = self._host.options(
+                num_cpus=options.cpus,
+                resources=dict(options.resources) or None,
+                runtime_env=dict(options.runtime_env) or None,
+                scheduling_strategy="SPREAD",
+                max_restarts=0,
+            ).remote()
             self._begin(self._follow(name, self._actors[name]))
 
     def _drop(self, name: str) -> None:
@@ -151,7 +148,7 @@ class Broker:
             self._keep(replace(self._wanted, dropped=()))
 
     def _problem(self, found: dict[str, Any]) -> PenstockError | None:
-        if "problem" in found:
+        if "problem" in found and found.get("version", __version__) == __version__:
             return ConfigError(
                 f"node {found['node']} of the Ray cluster lacks a package: {found['problem']}",
                 hint="install penstock there, or by Workers(runtime_env={'pip': [...]})",

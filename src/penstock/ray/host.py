@@ -1,6 +1,6 @@
 """What runs on a machine of the cluster: an actor that starts a worker process for each connection of its loader.
 
-The module travels by value, so it begins with the standard library and Ray alone, and can say that penstock is missing or of
+The module travels by value, so it begins with the standard library alone, and can say that penstock is missing or of
 another version. Worker processes are those of ``Loader(processes=)``. They end with their connection and with the actor.
 """
 
@@ -13,8 +13,6 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import ray
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,6 +27,8 @@ class Host:
 
     def introduce(self) -> dict[str, Any]:
         """Listen for the loader, and say where; or what is wrong with this machine."""
+        import ray
+
         found: dict[str, Any] = {"node": ray.util.get_node_ip_address(), "pid": os.getpid()}
         try:
             found["version"] = importlib.import_module("penstock.version").__version__

@@ -142,7 +142,7 @@ class RayPool(WorkerPool):
     """
 
     restarts = True
-    deaths_max = 8
+    deaths_max = 4
     ahead_bytes = AHEAD_BYTES
 
     def __init__(self, options: Workers, meter: Meter, *, address: str | None) -> None:
@@ -287,6 +287,7 @@ class RayPool(WorkerPool):
         """Do without a machine that does not answer; the broker starts another."""
         self._why = f"node {machine.node} does not answer"
         self._machines.pop(machine.name, None)
+        self._meter.cluster_workers_count = len(self._machines)
         self._ask([machine])
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────────────────────────

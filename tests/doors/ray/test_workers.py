@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import random
 import signal
+import subprocess
+import sys
+import textwrap
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 import penstock as ps
+from connecting import connection_to
 from loading import index, write_counted
+from penstock.errors import ClusterLostError, ConfigError, DecodeError
+from penstock.testing.s3_server import S3Server
 from resuming import assert_same
+from servers.leaks import is_alive
 
 pytestmark = pytest.mark.timeout(300)
 SIZES = (90, 0, 130, 14, 101, 60)
@@ -97,3 +109,247 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, folder: Path, place: P
     for (left, before), (right, after) in zip(expected, found, strict=True):
         assert_same(left, right)
         assert after == before
+
+
+def worker_pids(of: str) -> list[int]:
+    """Worker processes of this suite's loaders, or with another mark in their command line what has that."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and of.encode() in _quietly(entry / "cmdline") and is_alive(int(entry.name)):
+            found.append(int(entry.name))
+    return found
+
+
+WORKER = "penstock.loader.workers.worker"
+
+
+def plain(made: Any, **options: Any) -> list[Any]:
+    with ps.Loader(made, **options) as loader:
+        return list(loader)
+
+
+def assert_same_batches(expected: list[Any], loader: Any) -> None:
+    """The rest of an epoch of a loader is what is expected."""
+    for left, right in zip(expected, loader, strict=True):
+        assert_same(left, right)
+
+
+def mapped(folder: Path, function: Callable[..., Any]) -> Any:
+    return ps.shards(f"{folder}/").shuffle(window=50, seed=3).map(function).batch(8)
+
+
+@pytest.mark.parametrize("kills_count", [8, pytest.param(100, marks=pytest.mark.heavy)])
+def test_workers_are_killed_at_random_moments(cluster: Cluster, folder: Path, place: Path, kills_count: int) -> None:
+    """Processes and the actors that start them: no batch differs."""
+    made = made_of(folder)
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 4}
+    expected = plain(made, **options)
+    chosen, kills = random.Random(1), 0
+    with ps.Loader(made, workers=ps.ray.Workers(count=3, address=cluster.address), **options) as loader:
+        while kills < kills_count:
+            for left, right in zip(expected, loader, strict=True):
+                assert_same(left, right)
+                if kills < kills_count and chosen.random() < 0.2:
+                    time.sleep(chosen.random() / 10)
+                    victims = worker_pids("ray::Host") if chosen.random() < 0.3 else worker_pids(WORKER)
+                    if victims:
+                        os.kill(chosen.choice(victims), signal.SIGKILL)
+                        kills += 1
+
+
+def test_the_cluster_is_lost(folder: Path, place: Path) -> None:
+    """Without a head, training goes on in threads, or ends with an error that says so."""
+    made = made_of(folder)
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
+    expected = plain(made, **options)
+    lost = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 2, "include_dashboard": False})
+    workers = ps.ray.Workers(count=2, address=lost.address, wait_s=3)
+    patient = ps.ray.Workers(count=2, address=lost.address, wait_s=3, fallback=True)
+    try:
+        with (
+            ps.Loader(made, workers=workers, **options) as loader,
+            ps.Loader(made, workers=patient, **options) as other,
+        ):
+            batches, others = iter(loader), iter(other)
+            for left in expected[:5]:
+                assert_same(left, next(batches))
+                assert_same(left, next(others))
+            lost.shutdown()
+            for pid in worker_pids(WORKER):
+                os.kill(pid, signal.SIGKILL)
+            assert_same_batches(expected[5:], others)
+            assert other.statistics().cluster_workers_count == 0
+            with pytest.raises(ClusterLostError, match="no worker of the Ray cluster is left"):
+                list(batches)
+    finally:
+        lost.shutdown()
+
+
+def test_a_full_object_store_and_two_jobs(cluster: Cluster, folder: Path, place: Path) -> None:
+    """Batches do not pass through it. Two loaders, one of them elastic, share the cluster and a pool, and neither starves."""
+    made = made_of(folder)
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 4}
+    expected = plain(made, **options)
+    held = ray.put(np.zeros(60 << 20, np.uint8))
+    found: list[list[Any]] = [[], []]
+    counts: list[int] = []
+    both = threading.Barrier(2)
+
+    def read(number: int) -> None:
+        shared = ps.ray.Workers(min=1, max=2, pool="suite", address=cluster.address)
+        with ps.Loader(made, workers=shared, **options) as loader:
+            for batch in loader:
+                found[number].append(batch)
+            both.wait(120)
+            counts.append(loader.statistics().cluster_workers_count)
+            both.wait(120)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    for each in found:
+        assert_same_batches(expected, each)
+    assert counts == [1, 1]
+    del held
+
+
+def test_a_loop_that_stalls_gets_workers(cluster: Cluster, folder: Path, place: Path) -> None:
+    """It begins with one; while it waits there are more of them, and the batches stay the same."""
+
+    def slow(sample: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.02)
+        return {"cls": int(sample["cls"])}
+
+    def quick(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"cls": int(sample["cls"])}
+
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 4, "threads": 1}
+    expected = plain(mapped(folder, quick), **options)
+    workers, most = ps.ray.Workers(min=1, max=2, address=cluster.address), 0
+    with ps.Loader(mapped(folder, slow), workers=workers, **options) as loader:
+        deadline_s = time.monotonic() + 90
+        while most < 2 and time.monotonic() < deadline_s:
+            for left, right in zip(expected, loader, strict=True):
+                assert_same(left, right)
+                most = max(most, loader.statistics().cluster_workers_count)
+        assert loader.bottleneck().part == "preprocessing cluster"
+    assert most == 2
+
+
+def test_functions_that_raise_hang_and_leak(cluster: Cluster, folder: Path, place: Path, tmp_path: Path) -> None:
+    """An error comes with the node; a worker that hangs is replaced, and so is one that holds too much."""
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
+    hung, leaked = tmp_path / "hung", tmp_path / "leaked"
+
+    def raising(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["cls"] == b"77":
+            raise ValueError("seventy-seven")
+        return sample
+
+    def troubled(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["cls"] == b"77" and not hung.exists():
+            hung.touch()
+            time.sleep(1000)
+        if sample["cls"] == b"300" and not leaked.exists():
+            leaked.touch()
+            kept = bytearray(os.urandom(1) * (400 << 20))
+            time.sleep(1000)
+            del kept
+        return {"cls": int(sample["cls"])}
+
+    def calm(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"cls": int(sample["cls"])}
+
+    workers = ps.ray.Workers(count=2, address=cluster.address)
+    with (
+        ps.Loader(mapped(folder, raising), workers=workers, **options) as loader,
+        pytest.raises(DecodeError, match="seventy-seven") as caught,
+    ):
+        list(loader)
+    assert any("of the Ray cluster" in note for note in caught.value.__notes__)
+    expected = plain(mapped(folder, calm), **options)
+    workers = ps.ray.Workers(count=2, address=cluster.address, answer_s_max=15, memory_bytes_max=400 << 20)
+    with ps.Loader(mapped(folder, troubled), workers=workers, **options) as loader:
+        assert_same_batches(expected, loader)
+    assert hung.exists()
+    assert leaked.exists()
+
+
+def test_nodes_that_lack_something_are_named(
+    cluster: Cluster, folder: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of penstock, no penstock that works, and a module of the user that only this process has."""
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
+    other = tmp_path / "other" / "penstock"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    environment = {"env_vars": {"PYTHONPATH": str(other.parent)}}
+    for version, match in (
+        ("__version__ = '0.0.1'", "has penstock 0.0.1"),
+        ("raise ImportError('no')", "lacks a package"),
+    ):
+        (other / "version.py").write_text(version)
+        workers = ps.ray.Workers(count=1, address=cluster.address, runtime_env=environment)
+        with ps.Loader(made_of(folder), workers=workers, **options) as loader, pytest.raises(ConfigError, match=match):
+            next(iter(loader))
+    alone = tmp_path / "alone" / "only_here_of_ray.py"
+    alone.parent.mkdir()
+    alone.write_text("def function(sample):\n    return sample\n")
+    monkeypatch.syspath_prepend(alone.parent)
+    function = importlib.import_module("only_here_of_ray").function
+    alone.unlink()
+    workers = ps.ray.Workers(count=1, address=cluster.address)
+    with (
+        ps.Loader(mapped(folder, function), workers=workers, **options) as loader,
+        pytest.raises(ConfigError, match=r"lacks a package: ModuleNotFoundError.*only_here_of_ray"),
+    ):
+        next(iter(loader))
+    for wrong, match in (
+        ({"count": 1, "max": 2}, "either count="),
+        ({"min": 3, "max": 2}, "must not be larger"),
+        ({"count": 1, "pool": "x"}, "divides max="),
+        ({"count": 1, "runtime_env": {"env_vars": {"AWS_SECRET_ACCESS_KEY": "x"}}}, "dashboard shows"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            ps.ray.Workers(**wrong)
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed(cluster: Cluster, folder: Path, place: Path) -> None:
+    """Its broker, the actors and the worker processes end."""
+    before = {name: set(worker_pids(name)) for name in (WORKER, "penstock.ray.broker", "ray::Host")}
+    program = f"""
+        import sys, time
+        import penstock as ps
+        made = ps.shards("{folder}/").decode(ps.Integer("cls")).batch(8)
+        loader = ps.Loader(made, workers=ps.ray.Workers(count=2, address="{cluster.address}"), lanes=2)
+        next(iter(loader))
+        print("begun", flush=True)
+        time.sleep(1000)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"begun\n"
+        begun = {name: set(worker_pids(name)) - pids for name, pids in before.items()}
+        assert all(begun.values()), begun
+        driver.kill()
+    deadline_s = time.monotonic() + 60
+    while left := [pid for pids in begun.values() for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.1)
+
+
+def test_keys_do_not_reach_ray(cluster: Cluster, s3_endpoint: S3Server, bucket: str, folder: Path) -> None:
+    """The secret that a pipeline was given reads the data on the nodes, and is in no log of Ray and no command line."""
+    secret = connection_to(s3_endpoint)
+    with ps.connect(f"s3://{bucket}/", **secret) as store:
+        for path in folder.glob("*.tar"):
+            store.write(f"ray/{path.name}", path.read_bytes())
+    made = ps.shards(f"s3://{bucket}/ray/", **secret).decode(ps.Integer("cls")).batch(8)
+    workers = ps.ray.Workers(count=2, address=cluster.address)
+    with ps.Loader(made, workers=workers, lanes=2) as loader:
+        assert sum(len(batch["cls"]) for batch in loader) >= sum(SIZES)
+        key = s3_endpoint.secret_key.encode()
+        shown = [*Path(cluster.head_node.get_session_dir_path()).rglob("*.*"), *Path("/proc").glob("[0-9]*/cmdline")]
+        assert [path for path in shown if path.is_file() and key in _quietly(path)] == []

@@ -25,6 +25,7 @@ from penstock.loader.workers.messages import (
     AddSlot,
     FillRows,
     FindSamples,
+    FixLayout,
     MessageChannel,
     RowsDone,
     SamplesFound,
@@ -104,22 +105,27 @@ class LandingChannel:
                     self._memories[slot] = map_memory(os.dup(descriptor), size_bytes)
                     return
                 case UseSlot(batch_index, slot):
-                    self._assigned[batch_index] = self._assigned[batch_index]._replace(slot=slot)
-                    self._changed.notify_all()
+                    if batch_index in self._assigned:  # a worker without rows in it may have reported it already
+                        self._assigned[batch_index] = self._assigned[batch_index]._replace(slot=slot)
+                        self._changed.notify_all()
                     return
                 case FillRows(batch_index, rows, slot):
                     self._assigned[batch_index] = _Assigned(np.frombuffer(rows, np.int64), slot)
                     self._owe(1)
                 case FindSamples():
                     self._owe(1)
+                case FixLayout():
+                    self.heard_s = time.monotonic()  # the worker had to wait for it
         self._channel.send(message)
 
     def send_raw(self, data: bytes) -> None:
-        """Send a message that has been pickled.
+        """Send a job, which has been pickled: slots and heaps are made anew for it.
 
         Raises:
             OSError: The other end is gone.
         """
+        with self._changed:
+            self._assigned, self._memories, self._heaps = {}, {}, {}
         self._channel.send_raw(data)
 
     def receive(self) -> tuple[Any, int | None]:
@@ -188,7 +194,8 @@ class LandingChannel:
             memory = None if slot is None else self._memories[slot]
         if memory is not None:
             for offset, row_bytes in done.parts:
-                self._land_rows(memory, rows, offset, row_bytes)
+                if row_bytes:
+                    self._land_rows(memory, rows, offset, row_bytes)
         size_bytes = sum(column.size_bytes for column in done.columns) if done.inline is None else 0
         if not size_bytes:
             return done, None
@@ -212,7 +219,7 @@ class LandingChannel:
             places = [view[row * row_bytes : (row + 1) * row_bytes] for row in rows.tolist()]
             for at in range(0, count, BUFFERS_MAX):
                 self._receive_into(places[at : at + BUFFERS_MAX])
-        elif row_bytes:
+        else:
             data = receive_exactly(self._socket, count * row_bytes)
             if data is None:
                 raise EOFError

@@ -1,0 +1,229 @@
+"""Workers that share no memory with their loader: rows land over TCP, and the batches are those of threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import index, pipeline, write_counted
+from penstock.errors import ClusterLostError, ConfigError
+from penstock.loader.workers.landing import LandingChannel
+from penstock.loader.workers.messages import WorkerJob, pickled_by_value
+from penstock.loader.workers.process_pool import Worker, WorkerPool, WorkerProcess, start_process
+from resuming import assert_same, children
+
+pytestmark = pytest.mark.server
+SIZES = (9, 0, 30, 14, 1, 22)
+
+
+class TcpWorker(WorkerProcess):
+    """A worker process of this machine that is talked to as if it were on another."""
+
+    def _start(self) -> None:
+        data = pickled_by_value(self._job)
+        if TcpPool.is_lost:
+            raise ClusterLostError("nothing is left")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            theirs = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+        with theirs:
+            self.process = start_process(theirs)
+        self.node = f"node {self.number}"
+        self.channel = LandingChannel(ours)
+        self.send_raw(data)
+
+
+class TcpPool(WorkerPool):
+    """Starts such processes, and has some of them move when it is told to."""
+
+    restarts = True
+    is_lost = False
+    ahead_bytes = 1 << 20
+    moving: ClassVar[set[int]] = set()
+
+    def _new(self, job: WorkerJob) -> Worker:
+        return TcpWorker(job)
+
+    def misplaced(self, workers: Any) -> list[Worker]:
+        found = [worker for worker in workers if worker.number in self.moving]
+        self.moving.clear()
+        return found
+
+
+class TcpWorkers:
+    """What ``Loader(workers=)`` takes."""
+
+    def __init__(self, count: int, *, fallback: bool = False) -> None:
+        self._count = count
+        self.fallback = fallback
+
+    def open(self, meter: Any) -> WorkerPool:
+        del meter
+        return TcpPool(self._count)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_counted(tmp_path / "data", SIZES)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    """An index of the shards."""
+    return index(pipeline(folder), tmp_path / "index")
+
+
+def pictured(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Rows that land one by one, rows that land together, values of any length, and few of them."""
+    number = int(sample["cls"])
+    picture = np.full((50, 20, 3), number % 251, np.uint8)
+    return {
+        "cls": number,
+        "picture": picture,
+        "noise": rng.random(3),
+        "empty": np.empty((0, 2)),
+        "raw": b"x" * number * 900,
+    }
+
+
+def repeated(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A sample n mod 3 times."""
+    return [{**pictured(sample, rng), "again": again} for again in range(int(sample["cls"]) % 3)]
+
+
+def shuffled(folder: Path) -> Any:
+    return ps.shards(f"{folder}/").shuffle(window=20, seed=1)
+
+
+MADE = {
+    "decoded": lambda folder: pipeline(folder, window=40, seed=3, batch=8),
+    "stored": lambda folder: shuffled(folder).batch(7),
+    "filtered": lambda folder: (
+        shuffled(folder).decode(ps.Integer("cls")).filter(lambda s: s["cls"] % 3 != 0 and s["cls"] > 8).batch(5)
+    ),
+    "mapped": lambda folder: shuffled(folder).map(pictured).batch(6),
+    "multiplied": lambda folder: shuffled(folder).flat_map(repeated).batch(7, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("kind", sorted(MADE))
+def test_the_batches_are_those_of_threads(folder: Path, place: Path, kind: str, mode: Any) -> None:
+    """Two epochs, and from the middle of the second: batches and states, and either loader goes on from the other's state."""
+    made = MADE[kind](folder)
+    options: dict[str, Any] = {"index": mode, "index_dir": place, "lanes": 4}
+    with ps.Loader(made, **options) as loader:
+        expected = [(batch, loader.state_dict()) for _ in loader.epochs(2) for batch in loader]
+    with ps.Loader(made, workers=TcpWorkers(2), **options) as loader:
+        found = [(batch, loader.state_dict()) for _ in loader.epochs(2) for batch in loader]
+        statistics = loader.statistics()
+    for (left, before), (right, after) in zip(expected, found, strict=True):
+        assert_same(left, right)
+        assert before == after or kind == "multiplied"  # two ways to say one position: samples, and outputs after them
+    assert statistics.node_wait_s.keys() <= {"node 0", "node 1"} == statistics.node_decode_s.keys()
+    middle = len(expected) * 3 // 4
+    for workers in (None, TcpWorkers(4)):
+        with ps.Loader(made, workers=workers, **options) as loader:
+            loader.load_state_dict(expected[middle][1])
+            for (left, _), right in zip(expected[middle + 1 :], loader, strict=True):
+                assert_same(left, right)
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("kills_count", [6, pytest.param(100, marks=pytest.mark.heavy)])
+def test_workers_are_killed_and_moved_at_random_moments(tmp_path: Path, mode: Any, kills_count: int) -> None:
+    """Whoever is killed, or moves while batches that it has filled wait for others: the batches stay what they are."""
+    write_counted(tmp_path / "data", (90, 30, 144, 11, 222))
+    made = shuffled(tmp_path / "data").map(pictured).batch(8)
+    options: dict[str, Any] = {
+        "index": mode,
+        "index_dir": index(made, tmp_path / "index"),
+        "lanes": 4,
+        "prefetch_batches": 3,
+    }
+    with ps.Loader(made, **options) as loader:
+        expected = list(loader)
+    chosen, kills = random.Random(kills_count), 0
+    with ps.Loader(made, workers=TcpWorkers(2), **options) as loader:
+        while kills < kills_count:
+            for left, right in zip(expected, loader, strict=True):
+                assert_same(left, right)
+                if kills < kills_count and chosen.random() < 0.2:
+                    time.sleep(chosen.random() / 20)
+                    workers = loader._session._running.backend._workers  # type: ignore[union-attr]
+                    if chosen.random() < 0.5:
+                        os.kill(chosen.choice(workers).process.pid, signal.SIGKILL)
+                    else:
+                        TcpPool.moving.add(chosen.randrange(len(workers)))
+                    kills += 1
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("kind", ["mapped", "multiplied"])
+def test_without_workers_it_goes_on_in_threads(
+    tmp_path: Path, kind: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the batch after the last one, if that is wanted; otherwise it is an error. The next epoch has workers again."""
+    write_counted(tmp_path / "data", (90, 30, 144, 11, 222))  # more than the blocks that are made ahead of stages
+    made = MADE[kind](tmp_path / "data")
+    place = index(made, tmp_path / "index")
+    options: dict[str, Any] = {"index": mode, "index_dir": place, "lanes": 4, "prefetch_batches": 1}
+    with ps.Loader(made, **options) as loader:
+        expected = [(batch, loader.state_dict()) for _ in loader.epochs(2) for batch in loader]
+    before_all = children()
+    for fallback in (True, False):
+        with ps.Loader(made, workers=TcpWorkers(2, fallback=fallback), **options) as loader:
+            found = []
+            first = iter(loader)
+            for _ in range(3):
+                found.append((next(first), loader.state_dict()))
+            monkeypatch.setattr(TcpPool, "is_lost", True)
+            for worker in children() - before_all:
+                os.kill(worker, signal.SIGKILL)
+            if not fallback:
+                with pytest.raises(ClusterLostError, match="nothing is left"):
+                    list(first)
+                continue
+            found += [(batch, loader.state_dict()) for batch in first]
+            monkeypatch.setattr(TcpPool, "is_lost", False)
+            found += [(batch, loader.state_dict()) for batch in loader]
+            assert len(children() - before_all) == 2
+        for (left, before), (right, after) in zip(expected, found, strict=True):
+            assert_same(left, right)
+            assert before == after or kind == "multiplied"
+
+
+def test_nothing_is_left(folder: Path, place: Path) -> None:
+    """Threads and descriptors of channels, heaps and slots end with the loader, also in the middle."""
+    made = MADE["mapped"](folder)
+
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = None
+    for _ in range(3):
+        with ps.Loader(made, workers=TcpWorkers(2), lanes=4, index="require", index_dir=place) as loader:
+            next(iter(loader))
+        before = before or held()
+    assert held() <= before
+
+
+def test_what_does_not_go_together_is_refused(folder: Path) -> None:
+    """Processes and workers at once, a stride, and what is no cluster's workers."""
+    made = MADE["stored"](folder)
+    for options in ({"processes": 2}, {"stride": (0, 2)}):
+        with pytest.raises(ConfigError, match="workers="):
+            ps.Loader(made, workers=TcpWorkers(1), **options)
+    with pytest.raises(ConfigError, match="must be workers of a cluster"):
+        ps.Loader(made, workers=4)  # type: ignore[arg-type]
