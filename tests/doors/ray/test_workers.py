@@ -112,12 +112,10 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, folder: Path, place: P
 
 
 def worker_pids(of: str) -> list[int]:
-    """Worker processes of this suite's loaders, or with another mark in their command line what has that."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and of.encode() in _quietly(entry / "cmdline") and is_alive(int(entry.name)):
-            found.append(int(entry.name))
-    return found
+    """Processes with this in their command line, of this run alone."""
+    mine = f"PENSTOCK_SUITE={os.environ['PENSTOCK_SUITE']}".encode()
+    named = [int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/cmdline") if of.encode() in _quietly(entry)]
+    return [pid for pid in named if mine in _quietly(Path(f"/proc/{pid}/environ")) and is_alive(pid)]
 
 
 WORKER = "penstock.loader.workers.worker"
@@ -270,7 +268,7 @@ def test_functions_that_raise_hang_and_leak(cluster: Cluster, folder: Path, plac
         list(loader)
     assert any("of the Ray cluster" in note for note in caught.value.__notes__)
     expected = plain(mapped(folder, calm), **options)
-    workers = ps.ray.Workers(count=2, address=cluster.address, answer_s_max=15, memory_bytes_max=400 << 20)
+    workers = ps.ray.Workers(count=2, address=cluster.address, answer_s_max=30, memory_bytes_max=400 << 20)
     with ps.Loader(mapped(folder, troubled), workers=workers, **options) as loader:
         assert_same_batches(expected, loader)
     assert hung.exists()
