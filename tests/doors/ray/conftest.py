@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-# in the environment of all processes of this run's clusters and loaders, and of no others on this machine
-os.environ["PENSTOCK_SUITE"] = f"ray-{os.getpid()}"
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns of it otherwise
 

@@ -65,16 +65,25 @@ def made_of(folder: Path, **options: Any) -> Any:
 
 def kill_node(cluster: Cluster, node: Any) -> None:
     """Kill a node at once, with all that runs there."""
-    mark = node.node_id.encode()
-    pids = [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and mark in _quietly(entry / "cmdline") + _quietly(entry / "environ")
-    ]
+    (raylet,) = node.all_processes["raylet"]
+    pids = descendants(raylet.process.pid)
     cluster.remove_node(node, allow_graceful=False)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def descendants(process_id: int) -> set[int]:
+    """A process and all that it started, directly or not."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        if text := _quietly(stat).decode(errors="replace"):
+            parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    last, found = {process_id}, set[int]()
+    while last:
+        found |= last
+        last = {pid for pid, parent in parents.items() if parent in last}
+    return found
 
 
 def _quietly(path: Path) -> bytes:
@@ -112,10 +121,9 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster, folder: Path, place: P
 
 
 def worker_pids(of: str) -> list[int]:
-    """Processes with this in their command line, of this run alone."""
-    mine = f"PENSTOCK_SUITE={os.environ['PENSTOCK_SUITE']}".encode()
-    named = [int(entry.parent.name) for entry in Path("/proc").glob("[0-9]*/cmdline") if of.encode() in _quietly(entry)]
-    return [pid for pid in named if mine in _quietly(Path(f"/proc/{pid}/environ")) and is_alive(pid)]
+    """Processes with this in their command line, of the clusters and loaders of this process alone."""
+    mine = descendants(os.getpid())
+    return [pid for pid in mine if of.encode() in _quietly(Path(f"/proc/{pid}/cmdline")) and is_alive(pid)]
 
 
 WORKER = "penstock.loader.workers.worker"
