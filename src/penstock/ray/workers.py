@@ -46,7 +46,7 @@ class Workers:
             everybody who sees its dashboard, so it must not hold secrets.
         fallback: Go on in threads of this process while the cluster has no worker. The next epoch looks for workers again.
             Otherwise that is an error.
-        wait_s: Seconds without any worker after which there is none.
+        wait_s: Seconds without any worker after which there is none. The first ones take five seconds or more to start.
         answer_s_max: Seconds after which a worker that has not finished its rows is replaced: a function of the user hangs.
         memory_bytes_max: Memory of a worker, in bytes, above which it is replaced: a function of the user leaks. None does not
             look at it.

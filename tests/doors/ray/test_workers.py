@@ -169,8 +169,8 @@ def test_the_cluster_is_lost(folder: Path, place: Path) -> None:
     options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
     expected = plain(made, **options)
     lost = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 2, "include_dashboard": False})
-    workers = ps.ray.Workers(count=2, address=lost.address, wait_s=3)
-    patient = ps.ray.Workers(count=2, address=lost.address, wait_s=3, fallback=True)
+    workers = ps.ray.Workers(count=2, address=lost.address, wait_s=15)
+    patient = ps.ray.Workers(count=2, address=lost.address, wait_s=15, fallback=True)
     try:
         with (
             ps.Loader(made, workers=workers, **options) as loader,
