@@ -231,8 +231,8 @@ class Advice:
     """One thing to do, or to leave as it is.
 
     Attributes:
-        topic: ``"limit"``, ``"decoding"``, ``"concurrency"``, ``"workers"``, ``"shard size"``, ``"cache"``,
-            ``"random access"``, ``"index"``, ``"fields"`` or ``"door"``.
+        topic: ``"limit"``, ``"decoding"``, ``"cluster"``, ``"concurrency"``, ``"workers"``, ``"shard size"``,
+            ``"cache"``, ``"random access"``, ``"index"``, ``"fields"`` or ``"door"``.
         text: The thing to do.
         evidence: The measured numbers that it follows from.
         command: A command that measures it.

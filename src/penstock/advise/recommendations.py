@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.advise.model import break_even_gap_bytes, in_flight, limits_of, predict_samples_per_s
 from penstock.advise.profiles import Advice, Configuration, Report
+from penstock.ray.workers import COUNT_MAX
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def _advice(report: Report, plain: Configuration) -> Iterator[Advice]:
     yield _of_limit(report, data)
     if data.cpu_rates:
         yield _of_decoding(report, data)
+        yield from _of_cluster(report, data, plain)
     if store is not None:
         yield from _of_requests(report, data, store, plain)
         yield from _of_storage(report, data, plain)
@@ -140,6 +142,23 @@ def _of_decoding(report: Report, data: DataProfile) -> Advice:
     then = replace(report.now, threads=report.best.threads, processes=report.best.processes)
     made = Advice("decoding", f"decode in {_crew(then)}", evidence, flags(replace(report, best=then)))
     return _gaining(made, report.profile, report.now, then)
+
+
+def _of_cluster(report: Report, data: DataProfile, plain: Configuration) -> Iterator[Advice]:
+    """Cores of other machines, where those of this one decode less than the store gives and the step takes."""
+    limits = limits_of(report.profile, plain)
+    wanted = min(limits.latency, limits.bandwidth, report.profile.step_samples_per_s)
+    if not math.isfinite(wanted) or wanted < GAIN_MIN * limits.decode:
+        return
+    count = min(COUNT_MAX, math.ceil(wanted * data.decode_s))
+    lanes = f", lanes={count}" if count > data.lanes else ""
+    cores = (
+        f"{rate_text(wanted)} * {1e3 * data.decode_s:.3g} ms to decode a sample = {wanted * data.decode_s:.1f} cores"
+    )
+    rate = min(wanted, count / data.decode_s)
+    text = f"Loader(pipeline, workers=ps.ray.Workers(count={count}){lanes}): cores of a Ray cluster decode"
+    evidence = f"{cores}; this machine decodes {rate_text(limits.decode)}"
+    yield Advice("cluster", text, evidence, "", rate, rate - limits.decode)
 
 
 def _of_requests(report: Report, data: DataProfile, store: StoreProfile, plain: Configuration) -> Iterator[Advice]:

@@ -156,7 +156,7 @@ class Bill:
             ("converted-copy", "convert once, keep the copy in the store, read that"): self._converted_copy(),
             ("object-lambda", "S3 Object Lambda transforms every object in every epoch"): self._object_lambda(),
             ("gateway", "penstock gateway on a CPU host: transforms once, keeps the results"): self._gateway(),
-            ("cpu-cluster", "CPU hosts transform in every epoch"): self._cpu_cluster(),
+            ("cpu-cluster", "ps.ray.Workers: CPU hosts of a Ray cluster transform in every epoch"): self._cpu_cluster(),
             ("file-mode", "every GPU host downloads everything before it starts"): self._file_mode(),
             ("mirror", "a file system that mirrors the bucket, such as FSx for Lustre"): self._mirror(),
             ("idle-gpu", "change nothing: the GPUs go on waiting"): self._idle_gpu(),

@@ -112,6 +112,28 @@ def test_processes_only_where_they_pay() -> None:
     assert decoding.gain_samples_per_s == pytest.approx(610.0)
 
 
+def test_a_cluster_where_the_cores_here_do_not_suffice() -> None:
+    """As many workers as the step needs cores, with a lane for each; nothing where another part limits."""
+    slow = replace(SHARDS, cpu_rates=(CpuRate(1, 0, 100.0), CpuRate(8, 0, 800.0)))
+    report = recommend(replace(PROFILE, data=slow, step_samples_per_s=3000.0))
+    (advice,) = (each for each in report.advice if each.topic == "cluster")
+    assert "workers=ps.ray.Workers(count=30), lanes=30)" in advice.text
+    assert advice.evidence == (
+        "3,000 samples/s * 10 ms to decode a sample = 30.0 cores; this machine decodes 800 samples/s"
+    )
+    assert (advice.samples_per_s, advice.gain_samples_per_s) == (3000.0, 2200.0)
+    heavy = recommend(
+        replace(PROFILE, data=replace(slow, lanes=64, cpu_rates=(CpuRate(1, 0, 1.0), CpuRate(8, 0, 8.0))))
+    )
+    (most,) = (each for each in heavy.advice if each.topic == "cluster")
+    assert "Workers(count=512), lanes=512)" in most.text
+    assert most.samples_per_s == 512.0
+    for step in (500.0, 850.0):
+        assert "cluster" not in {
+            each.topic for each in recommend(replace(PROFILE, data=slow, step_samples_per_s=step)).advice
+        }
+
+
 def test_a_store_that_throttles_gets_fewer_requests() -> None:
     """At most half of the connections at which it throttled, and what it sends then is what it sent."""
     rates = (rate(16, 100_000, 50), rate(64, 100_000, 180), rate(256, 100_000, 90, throttled_ratio=0.2))
