@@ -136,11 +136,13 @@ def option_of(entry: Entry, setting: str) -> str | None:
     """Return which argument of a client's class a setting of a sweep is; None if it is none."""
     if setting == "workers":
         return entry.workers
+    if setting == "processes" and entry.workers == "cluster":  # its workers are elsewhere
+        return None
     return _LOADER.get(setting) if _is_loader(entry) else None
 
 
 def _is_loader(entry: Entry) -> bool:
-    return entry.module == "penstock" and entry.options.keys() <= {"processes"}
+    return entry.module == "penstock" and entry.options.keys() <= {"processes", "cluster"}
 
 
 def _applied(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,8 @@ def test_a_sweep_sets_what_a_client_has() -> None:
     assert option_of(entry("penstock"), "prefetch") == "prefetch_batches"
     assert option_of(entry("connector, map"), "workers") == "workers"
     assert option_of(entry("connector, map"), "prefetch") is None
+    assert option_of(entry("penstock, Ray workers"), "workers") == "cluster"
+    assert option_of(entry("penstock, Ray workers"), "processes") is None  # a loader has one or the other
     options = BenchOptions(sweep={"prefetch": [1, 2], "batch": [8, 16]})
     turns = turns_of([entry("penstock"), entry("connector, map")], options)
     assert [sum(turn.entry.name == name for turn in turns) for name in ("penstock", "connector, map")] == [8, 4]

@@ -109,6 +109,7 @@ WARM = "penstock, gateway warm"
 ENTRIES = (
     _ours("penstock", workers="threads", reads_chunks=True),
     _ours("penstock, processes", packages=("cloudpickle",), options={"processes": 2}, workers="processes"),
+    _ours("penstock, Ray workers", packages=("ray", "cloudpickle"), options={"cluster": 2}, workers="cluster"),
     _ours("penstock, DataLoader", packages=("torch",), options={"mode": "torch"}, workers="workers"),
     _ours("penstock, map-style", formats=_BY_NUMBER, packages=("torch",), options={"mode": "map"}, workers="workers"),
     _tensorflow("penstock, TensorFlow", "dataset", _ANY, is_ours=True),
@@ -139,9 +140,7 @@ ENTRIES = (
         name="Hugging Face datasets", module="datasets", formats=_PARQUET | _TAR, packages=("datasets", "s3fs", "torch"),
         workers="workers",
     ),
-    Entry(
-        name="Ray Data", module="ray", formats=_FILES | _TFRECORD, packages=("ray", "pyarrow", "pandas"), decodes=False,
-    ),
+    Entry(name="Ray Data", module="ray", formats=_FILES | _TFRECORD, packages=("ray", "pyarrow", "pandas", "torch")),
     _in_dataloader("rclone mount", "files", _FILES, options={"way": "rclone"}, programs=("rclone",), reads_chunks=True),
     _in_dataloader("s3fs-fuse", "files", _FILES, options={"way": "s3fs"}, programs=("s3fs",), reads_chunks=True),
     _tensorflow("TensorFlow, local files", "local"),

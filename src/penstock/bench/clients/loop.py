@@ -258,8 +258,9 @@ def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
         if len(times_s) == most or (is_late and len(times_s) >= BATCHES_MIN):
             break
     seconds = time.perf_counter() - start_s
+    busy_s = tree_cpu_s(os.getpid())  # a cluster takes the seconds of its processes along when it ends
     del batches  # ends its workers, whose seconds then count
-    cpu_s = tree_cpu_s(os.getpid()) - cpu_s
+    cpu_s = max(busy_s, tree_cpu_s(os.getpid())) - cpu_s
     first_s = times_s[0] if times_s else 0.0
     return {
         "seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, "step_s": step_s,

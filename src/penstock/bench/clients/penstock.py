@@ -38,6 +38,7 @@ class Penstock:
     random order: ``stream``, or ``batches`` one by one. In a DataLoader with so many `workers`: ``torch`` or ``map``.
     `mount`: a folder to read instead of the bucket. `through` a gateway of its own, which is ``cold``, ``warm``: it has served
     all before, or runs a Lambda ``handler``. `cache`: size of a loader's cache on disk, which an epoch finds empty.
+    `cluster`: number of workers on a Ray cluster, which starts before the clock.
     """
 
     packages = ("penstock-data", "numpy")
@@ -52,10 +53,11 @@ class Penstock:
         through: str = "",
         workers: int = 2,
         cache: str = "none",
+        cluster: int = 0,
         **loader: Any,
     ) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
-        self.through, self.workers = through, workers
+        self.through, self.workers, self.cluster = through, workers, cluster
         self.blocks, self.fetched_bytes, self.throttled_count = cache, 0, 0
         self.keys: list[str] = []
         if mode in ("torch", "map"):
@@ -70,6 +72,7 @@ class Penstock:
             tempfile.TemporaryDirectory(dir=job["scratch"], ignore_cleanup_errors=True)
         )
         os.environ["XDG_CACHE_HOME"] = self.folder
+        self.loader |= programs.cluster_workers(self.stack, self.cluster)
         self.keys = job["keys"] if self.through and not job.get("objects") else []
         if self.through:
             served = programs.gateway(self.url, self.bucket, job, self.through)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock import Loader
-from penstock.bench.clients import loop, steps
+from penstock.bench.clients import programs, steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,14 +25,21 @@ class OwnBatch:
         return (self._largest, range(len(self._largest)))[number]
 
 
-class UsersPipeline(loop.Plain):
-    """The job names it: ``pipeline``, which is ``module:name``."""
+class UsersPipeline:
+    """The job names it: ``pipeline``, which is ``module:name``. `cluster`: number of workers on a Ray cluster."""
 
     packages = ("penstock-data", "numpy")
 
-    def __init__(self, *, url: str | None, bucket: str, **loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, *, url: str | None, bucket: str, cluster: int = 0, **loader: Any) -> None:
+        self.cluster, self.loader = cluster, loader
         self.fetched_bytes = 0
+        self.stack = ExitStack()
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        self.loader |= programs.cluster_workers(self.stack, self.cluster)
+
+    def finish(self) -> None:
+        self.stack.close()
 
     def epoch(self, job: dict[str, Any]) -> Iterator[OwnBatch]:
         pipeline = steps.users_object(job["pipeline"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,35 @@ def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) 
         )
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the data set was not downloaded within {error.timeout:.0f} s") from error
+
+
+@contextmanager
+def ray_cluster(cpus_count: int, *, store_bytes: int = 80 << 20) -> Iterator[None]:
+    """Start a Ray cluster on this machine and end it, unless ``RAY_ADDRESS`` names one."""
+    if os.environ.get("RAY_ADDRESS"):
+        yield
+        return
+    os.environ.update(RAY_DEDUP_LOGS="0", RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
+    import ray
+
+    ray.init(
+        address="local", num_cpus=cpus_count, object_store_memory=store_bytes, include_dashboard=False,
+        log_to_driver=False, configure_logging=False,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cluster_workers(stack: ExitStack, count: int) -> dict[str, Any]:
+    """Options of a ``Loader`` with so many workers on a Ray cluster, which `stack` ends; none for 0."""
+    if not count:
+        return {}
+    import penstock as ps
+
+    stack.enter_context(ray_cluster(count))
+    return {"workers": ps.ray.Workers(count=count)}
 
 
 @contextmanager

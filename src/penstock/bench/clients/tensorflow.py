@@ -3,8 +3,8 @@
 ``dataset`` is ``penstock.tensorflow.dataset``, ``records`` the same on undecoded TFRecords, with ``parse_example``. With
 ``TFRecordDataset``: ``local`` reads files (of the job's ``folder``, or downloaded first), ``mount``, ``rclone`` and ``s3fs``
 those of a mounted bucket, ``io`` the bucket by tensorflow-io. ``boto3`` is a py_function that fetches whole shards of
-TFRecords, ``naive`` one that takes tars apart, both in ``interleave``; ``service`` distributes either over two workers of
-tf.data service. ``pipe`` is a generator that reads what ``penstock cat`` writes.
+TFRecords, ``naive`` one that takes tars apart, both in ``interleave``; ``service`` has two workers of tf.data service make
+the batches of either. ``pipe`` is a generator that reads what ``penstock cat`` writes.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ class TensorFlow:
         """Batches of the undecoded samples that this way reads."""
         if self.way == "naive" or (self.way == "service" and job.get("format") == "tar"):
             made = self._shards(partial(self._tar, job), job, [tf.string] * (2 if job["label"] else 1))
-            return self._pictures(self._distributed(made).batch(job["batch"]), job).prefetch(4)
+            return self._distributed(self._pictures(made.batch(job["batch"]), job)).prefetch(4)
         if self.way == "records":
             return self._pictures(self._columns(job), job)
         if self.way in ("boto3", "service"):
-            records = self._distributed(self._shards(self._records, job, tf.string))
+            records = self._shards(self._records, job, tf.string)
         elif self.way == "pipe":
             signature = tf.TensorSpec((), tf.string)
             records = tf.data.Dataset.from_generator(lambda: self._piped(job), output_signature=signature)
         else:
             records = tf.data.TFRecordDataset(self._paths(job), num_parallel_reads=self.readers, buffer_size=8 << 20)
         batches = records.batch(job["batch"]).map(partial(self._examples, job), num_parallel_calls=2)
-        return self._pictures(batches, job).prefetch(4)
+        return self._distributed(self._pictures(batches, job)).prefetch(4)
 
     def _examples(self, job: dict[str, Any], records: Any) -> Any:
         features = {job["image"]: tf.io.FixedLenFeature([], tf.string)}
@@ -147,10 +147,11 @@ class TensorFlow:
         keys = tf.data.Dataset.from_tensor_slices(job.get("tfrecord", job["keys"]))
         return keys.interleave(shard, cycle_length=self.readers, num_parallel_calls=self.readers)
 
-    def _distributed(self, samples: Any) -> Any:
+    def _distributed(self, batches: Any) -> Any:
+        """What the workers of tf.data service make; other ways make it here."""
         if self.way != "service":
-            return samples
-        return samples.apply(service.distribute(service.ShardingPolicy.DYNAMIC, self.dispatcher.target))
+            return batches
+        return batches.apply(service.distribute(service.ShardingPolicy.DYNAMIC, self.dispatcher.target))
 
     def _records(self, key: Any) -> Any:
         body = loop.boto3_body(self.url, self.bucket, key.numpy().decode()).read()
