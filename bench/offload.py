@@ -181,7 +181,7 @@ def decode(options: Any) -> None:
     metrics = {"samples/s": steady_rate, **{name: METRICS[name] for name in ("CPU s/1000", "first batch s", "PSS MB")}}
     with bucket() as (root, folder):
         samples = Samples(photographs(40 if options.quick else 200))
-        samples.write_tars(folder / "tar", [64] * (12 if options.quick else 112), "jpg")
+        samples.write_tars(folder / "tar", [64] * (12 if options.quick else 64), "jpg")
         tfrecord = samples.write_tfrecords(folder / "tfrecord", 64)
         records = {"format": "tfrecord", "image": "image", "label": "label", "tfrecord": tfrecord}
         tf_names = "tf.data service, tars", "tf.data service, TFRecords"
