@@ -6,8 +6,11 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +19,10 @@ import pytest
 
 import penstock as ps
 from loading import index, pipeline, write_counted
-from penstock.errors import ClusterLostError, ConfigError
+from penstock.errors import ClusterLostError, ConfigError, DecodeError
+from penstock.loader.workers import landing
 from penstock.loader.workers.landing import LandingChannel
-from penstock.loader.workers.messages import WorkerJob, pickled_by_value
+from penstock.loader.workers.messages import JobTaken, MessageChannel, WorkerFailed, WorkerJob, pickled_by_value
 from penstock.loader.workers.process_pool import Worker, WorkerPool, WorkerProcess, start_process
 from resuming import assert_same, children
 
@@ -227,3 +231,110 @@ def test_what_does_not_go_together_is_refused(folder: Path) -> None:
             ps.Loader(made, workers=TcpWorkers(1), **options)
     with pytest.raises(ConfigError, match="must be workers of a cluster"):
         ps.Loader(made, workers=4)  # type: ignore[arg-type]
+
+
+def raise_of_there(sample: dict[str, Any]) -> dict[str, Any]:
+    """Raise an error of a package that the machine of the loader lacks."""
+    module = types.ModuleType("only_there")
+    exec("class ThereError(Exception): pass", module.__dict__)
+    sys.modules["only_there"] = module
+    raise module.ThereError(f"sample {int(sample['cls'])} is broken")
+
+
+def test_an_error_of_a_package_that_only_the_workers_have(folder: Path) -> None:
+    """It arrives as text; the loader does not wait for a worker whose message it cannot read."""
+    made = shuffled(folder).map(raise_of_there).batch(6)
+    with ps.Loader(made, workers=TcpWorkers(2), lanes=4) as loader, pytest.raises(DecodeError) as caught:
+        list(loader)
+    assert "ThereError: sample" in str(caught.value.__cause__)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[LandingChannel, MessageChannel]]:
+    """The loader's end and the worker's, in this process."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = MessageChannel(socket.create_connection(listener.getsockname()))
+        ours = LandingChannel(listener.accept()[0])
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+class Called:
+    """Unpickling it calls a function of this module."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return globals()[self._name], ()
+
+
+def test_a_worker_that_starts_slowly_gets_a_large_job(
+    ends: tuple[LandingChannel, MessageChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that imports its modules reads nothing for a while; afterwards silence ends the connection early."""
+    monkeypatch.setattr(landing, "SILENCE_S_MAX", 1)
+    ours, theirs = ends
+    job = pickled_by_value(b"x" * (24 << 20))
+    sender = threading.Thread(target=ours.send_raw, args=(job,))
+    sender.start()
+    time.sleep(3)
+    assert len(theirs.receive()[0]) == 24 << 20
+    sender.join()
+    theirs.send(JobTaken())
+    end = time.monotonic() + 20
+    while ours._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) != 1000:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def fail() -> None:
+    raise ModuleNotFoundError("No module named 'only_there'")
+
+
+def test_a_message_that_cannot_be_read_is_an_error(ends: tuple[LandingChannel, MessageChannel]) -> None:
+    """Neither the thread nor the loader keeps waiting."""
+    ours, theirs = ends
+    theirs.send_raw(pickled_by_value(Called("fail")))
+    message, _ = ours.receive()
+    assert isinstance(message, WorkerFailed)
+    assert "only_there" in str(message.error.revived())
+    with pytest.raises(EOFError):
+        ours.receive()
+
+
+CLOSING: list[LandingChannel] = []
+
+
+def close_ours() -> None:
+    CLOSING.pop().close()
+
+
+def test_a_finaliser_closes_it_in_its_own_thread(ends: tuple[LandingChannel, MessageChannel]) -> None:
+    """The collector runs in any thread, also in one that receives; nothing is left then."""
+    ours, theirs = ends
+    CLOSING.append(ours)
+    theirs.send_raw(pickled_by_value(Called("close_ours")))
+    ours._thread.join(20)
+    assert ours.is_ended
+    assert (ours._ready, ours._socket.fileno()) == (-1, -1)
+
+
+def test_an_interrupted_call_loses_no_message(ends: tuple[LandingChannel, MessageChannel]) -> None:
+    """Whether the message was taken is not known: the channel ends, and its worker is replaced."""
+    ours, theirs = ends
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            ours.receive()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    theirs.send(JobTaken())
+    with pytest.raises(EOFError):
+        ours.receive()

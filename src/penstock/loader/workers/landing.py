@@ -26,10 +26,13 @@ from penstock.loader.workers.messages import (
     FillRows,
     FindSamples,
     FixLayout,
+    JobTaken,
     MessageChannel,
+    RemoteError,
     RowsDone,
     SamplesFound,
     UseSlot,
+    WorkerFailed,
 )
 from penstock.loader.workers.shared_memory import create_memory, map_memory
 from penstock.processes.channel import receive_exactly
@@ -44,6 +47,8 @@ SCATTERED_BYTES_MIN = 2048
 BUFFERS_MAX = 512  # half of what one system call takes
 SILENCE_S_MAX = 4
 """Seconds after which the connection to a machine that does not answer ends: one that lost its power sends no end."""
+START_S_MAX = 60
+"""The same until a worker has its job: a process that still imports its modules does not read, and a large job waits."""
 
 
 class _Assigned(NamedTuple):
@@ -74,6 +79,7 @@ class LandingChannel:
         self._heaps: dict[int, mmap.mmap] = {}
         self._owed_count = 0
         self._ended = False
+        self._is_receiving = False
         self.heard_s = time.monotonic()
         self._thread = threading.Thread(target=self._receive_all, name="penstock-landing", daemon=True)
         self._thread.start()
@@ -126,16 +132,22 @@ class LandingChannel:
         """
         with self._changed:
             self._assigned, self._memories, self._heaps = {}, {}, {}
+            _bound_silence(self._socket, START_S_MAX)
         self._channel.send_raw(data)
 
     def receive(self) -> tuple[Any, int | None]:
         """The next message, and the descriptor of a new heap. Blocks.
 
         Raises:
-            EOFError: The other end is gone.
+            EOFError: The other end is gone, or the exception of a signal interrupted the last call.
         """
+        if self._is_receiving:
+            raise EOFError
+        self._is_receiving = True
         os.eventfd_read(self._ready)
-        if (found := self._messages.popleft()) is None:
+        found = self._messages.popleft()
+        self._is_receiving = False
+        if found is None:
             raise EOFError
         return found
 
@@ -151,7 +163,8 @@ class LandingChannel:
             self._ended = True
             self._changed.notify_all()
         self._channel.end()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # where the finaliser of a loader may run
+            self._thread.join()
         self._channel.close()
         for found in self._messages:
             if found is not None and found[1] is not None:
@@ -162,21 +175,29 @@ class LandingChannel:
     # ── the thread ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _receive_all(self) -> None:
-        # no worker sends what does not unpickle or fit, but an error here must not leave the loader waiting
-        with suppress(EOFError, OSError, ProtocolError):
+        try:
             while True:
                 message, _ = self._channel.receive()
                 descriptor = None
+                if isinstance(message, JobTaken):
+                    _bound_silence(self._socket, SILENCE_S_MAX)
+                    continue
                 if isinstance(message, RowsDone):
                     message, descriptor = self._land(message)
                 with self._changed:
                     self._owe(-isinstance(message, RowsDone | SamplesFound))
                 self._hand_on((message, descriptor))
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # e.g. a value of a class that only the worker's machine has
+            unread = ProtocolError(f"what a worker sent cannot be read here: {type(error).__name__}: {error}")
+            self._hand_on((WorkerFailed(RemoteError.of(unread)), None))
         self._hand_on(None)
 
     def _hand_on(self, found: tuple[Any, int | None] | None) -> None:
         self._messages.append(found)
-        os.eventfd_write(self._ready, 1)
+        if self._ready >= 0:  # a finaliser may have closed this end in this thread
+            os.eventfd_write(self._ready, 1)
 
     def _owe(self, count: int) -> None:
         if count < 0 or not self._owed_count:
@@ -248,4 +269,10 @@ def keep_alive(end: socket.socket) -> None:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S_MAX // 2)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S_MAX - SILENCE_S_MAX // 2)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S_MAX * 1000)
+    _bound_silence(end, SILENCE_S_MAX)
+
+
+def _bound_silence(end: socket.socket, seconds: int) -> None:
+    """End the connection when the other machine has not taken what was sent to it for so long."""
+    with suppress(OSError):  # it has ended
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)

@@ -278,6 +278,10 @@ class RowsDone(NamedTuple):
     parts: list[tuple[int, int]]
 
 
+class JobTaken(NamedTuple):
+    """The worker has read its job; only a worker that shares no memory says so."""
+
+
 class JobEnded(NamedTuple):
     """The worker has ended its job and waits for another."""
 
@@ -292,13 +296,15 @@ class RemoteError(NamedTuple):
     """An error on its way to another process.
 
     Attributes:
-        error: The error, or if it does not pickle, a ``PenstockError`` with its type and text.
+        pickled: The error, or if it does not pickle, a ``PenstockError`` with its type and text.
+        text: Its type and text, for a process that lacks its class.
         notes: Notes of the error, which pickling may lose.
         trace: Traceback as text, if the environment asks for whole tracebacks; otherwise "".
         cause: The ``__cause__`` of the error.
     """
 
-    error: BaseException
+    pickled: bytes
+    text: str
     notes: list[str]
     trace: str
     cause: RemoteError | None
@@ -306,20 +312,24 @@ class RemoteError(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, *, causes_max: int = CAUSES_MAX) -> RemoteError:
         """`error` with its notes, up to `causes_max` causes, and its traceback."""
-        sent = error
+        text = f"{type(error).__name__}: {error}"
         try:
-            pickle.loads(pickle.dumps(error))
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)
         except Exception:
-            sent = PenstockError(f"{type(error).__name__}: {error}")
+            pickled = pickle.dumps(PenstockError(text))
         cause = error.__cause__
         sent_cause = cls.of(cause, causes_max=causes_max - 1) if cause is not None and causes_max else None
         has_trace = causes_max == CAUSES_MAX and is_full()
         trace = "".join(traceback.format_exception(error)) if has_trace else ""
-        return cls(sent, list(getattr(error, "__notes__", ())), trace, sent_cause)
+        return cls(pickled, text, list(getattr(error, "__notes__", ())), trace, sent_cause)
 
     def revived(self, where: str = "") -> BaseException:
         """The error as if it had been raised in this process; a note says `where` it was raised."""
-        error = self.error
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:
+            error = PenstockError(self.text)
         known = set(getattr(error, "__notes__", ()))
         for note in self.notes:
             if note not in known:
@@ -341,6 +351,7 @@ _KINDS = (
     FirstSample,
     SamplesFound,
     RowsDone,
+    JobTaken,
     JobEnded,
     WorkerFailed,
 )

@@ -34,6 +34,7 @@ from penstock.loader.workers.messages import (
     FirstSample,
     FixLayout,
     JobEnded,
+    JobTaken,
     LaneReport,
     MessageChannel,
     RemoteError,
@@ -321,6 +322,8 @@ def main(descriptor: str, parent: str) -> None:
             job = inbox.jobs.get()
             if isinstance(job, BaseException):
                 raise job
+            if not channel.shares_memory:
+                channel.send(JobTaken())
             work(job, inbox)
             del job
             channel.send(JobEnded())
