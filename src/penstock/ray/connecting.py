@@ -8,19 +8,23 @@ Ray hands it to both sides as an argument of a call of an actor, which neither i
 from __future__ import annotations
 
 import hmac
+import queue
 import secrets
 import socket
+import threading
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.errors import ProtocolError
-from penstock.processes.channel import receive_exactly
 
 if TYPE_CHECKING:
     from penstock.loader.workers.messages import RemoteError
 
 CONNECT_S_MAX = 3.0
+UNPROVEN_MAX = 64
+"""Connections that may be about to prove that they know the secret, at a time."""
 _NONCE_BYTES = 32
 
 
@@ -40,7 +44,7 @@ class HostJoined:
     name: str
     node: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,12 @@ def connect(address: str, port: int, secret: bytes) -> socket.socket:
     Raises:
         OSError: Nothing answers in time, or something that does not know the secret does.
     """
+    until_s = time.monotonic() + CONNECT_S_MAX
     end = socket.create_connection((address, port), CONNECT_S_MAX)
     try:
-        theirs, ours = _receive(end), secrets.token_bytes(_NONCE_BYTES)
+        theirs, ours = _receive(end, until_s), secrets.token_bytes(_NONCE_BYTES)
         end.sendall(ours + _proof(secret, b"loader", theirs + ours))
-        if not hmac.compare_digest(_receive(end), _proof(secret, b"worker", theirs + ours)):
+        if not hmac.compare_digest(_receive(end, until_s), _proof(secret, b"worker", theirs + ours)):
             raise ProtocolError("what answers is not the worker")
         end.settimeout(None)
     except BaseException:
@@ -84,35 +89,73 @@ def connect(address: str, port: int, secret: bytes) -> socket.socket:
     return end
 
 
-def accept(listener: socket.socket, secret: bytes) -> socket.socket | None:
-    """Accept a connection of the loader; None if it is somebody else's.
+class Acceptor:
+    """Accepts the connections of the loader. Each proves itself in a thread, so that no stranger keeps the loader waiting.
 
-    Raises:
-        TimeoutError: Nobody has connected within the listener's time limit.
+    Args:
+        listener: Listening socket, which belongs to the acceptor.
+        secret: What the loader knows.
     """
-    end, _ = listener.accept()
-    try:
-        with suppress(OSError):
-            end.settimeout(CONNECT_S_MAX)
-            ours = secrets.token_bytes(_NONCE_BYTES)
-            end.sendall(ours)
-            theirs = _receive(end)
-            if hmac.compare_digest(_receive(end), _proof(secret, b"loader", ours + theirs)):
-                end.sendall(_proof(secret, b"worker", ours + theirs))
-                end.settimeout(None)
-                return end
-    except BaseException:
-        end.close()
-        raise
-    end.close()
-    return None
+
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._places = threading.BoundedSemaphore(UNPROVEN_MAX)
+        self._proven: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        threading.Thread(target=self._accept_all, name="penstock-accept", daemon=True).start()
+
+    def accept(self, time_s_max: float) -> socket.socket | None:
+        """The next connection of the loader; None if there is none for so long."""
+        with suppress(queue.Empty):
+            return self._proven.get(timeout=time_s_max)
+        return None
+
+    def _accept_all(self) -> None:
+        while True:
+            self._places.acquire()
+            try:
+                end, _ = self._listener.accept()
+                threading.Thread(target=self._prove, args=(end,), name="penstock-prove", daemon=True).start()
+            except (OSError, RuntimeError):
+                self._places.release()
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(0.1)  # the connection has ended already, or descriptors or threads are short
+
+    def _prove(self, end: socket.socket) -> None:
+        try:
+            with suppress(OSError):
+                if _is_of_loader(end, self._secret):
+                    self._proven.put(end)
+                    return
+            end.close()
+        finally:
+            self._places.release()
 
 
-def _receive(end: socket.socket) -> bytes:
-    data = receive_exactly(end, _NONCE_BYTES)
-    if data is None:
-        raise ConnectionResetError("the other end has closed the connection")
-    return bytes(data)
+def _is_of_loader(end: socket.socket, secret: bytes) -> bool:
+    """Prove to the other end that this is the worker, if that one proves to be the loader."""
+    until_s = time.monotonic() + CONNECT_S_MAX
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    end.sendall(ours)
+    theirs = _receive(end, until_s)
+    if not hmac.compare_digest(_receive(end, until_s), _proof(secret, b"loader", ours + theirs)):
+        return False
+    end.sendall(_proof(secret, b"worker", ours + theirs))
+    end.settimeout(None)
+    return True
+
+
+def _receive(end: socket.socket, until_s: float) -> bytes:
+    data = b""
+    while len(data) < _NONCE_BYTES:
+        if (left_s := until_s - time.monotonic()) <= 0:
+            raise TimeoutError("the other end is too slow")
+        end.settimeout(left_s)
+        if not (part := end.recv(_NONCE_BYTES - len(data))):
+            raise ConnectionResetError("the other end has closed the connection")
+        data += part
+    return data
 
 
 def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:

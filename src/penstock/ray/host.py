@@ -41,16 +41,12 @@ class Host:
     def serve(self, secret: bytes, memory_bytes_max: int | None) -> None:
         """Start a worker process for each connection of a loader that knows the secret; returns when the actor is killed."""
         from penstock.loader.workers.process_pool import start_process
-        from penstock.ray.connecting import accept
+        from penstock.ray.connecting import Acceptor
 
-        self._listener.settimeout(CHECK_S)
+        acceptor = Acceptor(self._listener, secret)
         processes: list[subprocess.Popen[bytes]] = []
         while True:
-            try:
-                end = accept(self._listener, secret)
-            except TimeoutError:
-                end = None
-            if end is not None:
+            if (end := acceptor.accept(CHECK_S)) is not None:
                 with end:
                     processes.append(start_process(end))
             processes = [process for process in processes if process.poll() is None]

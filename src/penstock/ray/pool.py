@@ -60,7 +60,7 @@ class Machine:
     name: str
     node: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     workers: set[RayWorker] = field(default_factory=set)
     is_leaving: bool = False
 
