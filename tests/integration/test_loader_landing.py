@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from loading import index, pipeline, write_counted
-from penstock.errors import ClusterLostError, ConfigError, DecodeError
+from penstock.errors import ClosedError, ClusterLostError, ConfigError, DecodeError
 from penstock.loader.workers import landing
 from penstock.loader.workers.landing import LandingChannel
 from penstock.loader.workers.messages import JobTaken, MessageChannel, WorkerFailed, WorkerJob, pickled_by_value
@@ -247,6 +247,48 @@ def test_an_error_of_a_package_that_only_the_workers_have(folder: Path) -> None:
     with ps.Loader(made, workers=TcpWorkers(2), lanes=4) as loader, pytest.raises(DecodeError) as caught:
         list(loader)
     assert "ThereError: sample" in str(caught.value.__cause__)
+
+
+class RestlessPool(TcpPool):
+    """Moves its first worker four times, and then kills it, before any batch is done."""
+
+    calls_count = 0
+
+    def misplaced(self, workers: Any) -> list[Worker]:
+        self.calls_count += 1
+        if self.calls_count == 5:
+            workers[0].process.kill()
+        return workers[:1] if self.calls_count < 5 else []
+
+
+def test_a_worker_that_moves_has_not_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only deaths count towards the error that nothing can be done."""
+    made = MADE["stored"](folder)
+    with ps.Loader(made, lanes=4) as loader:
+        expected = list(loader)
+    monkeypatch.setattr(TcpWorkers, "open", lambda self, meter: RestlessPool(2))
+    with ps.Loader(made, workers=TcpWorkers(2), lanes=4) as loader:
+        for left, right in zip(expected, loader, strict=True):
+            assert_same(left, right)
+
+
+def test_closed_while_its_workers_are_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that closes the loader just then leaves no pool behind."""
+    pools: list[WorkerPool] = []
+    with ps.Loader(MADE["stored"](folder), workers=TcpWorkers(2), lanes=4) as loader:
+
+        def open_late(self: TcpWorkers, meter: Any) -> WorkerPool:
+            del self, meter
+            closer = threading.Thread(target=loader.close)
+            closer.start()
+            closer.join()
+            pools.append(TcpPool(2))
+            return pools[0]
+
+        monkeypatch.setattr(TcpWorkers, "open", open_late)
+        with pytest.raises(ClosedError):
+            list(loader)
+    assert pools[0]._closed
 
 
 @pytest.fixture

@@ -349,6 +349,8 @@ class Session:
         """The workers of this epoch, which may start while it is planned; None if it is read in threads."""
         if self._workers is None and self.options.workers is not None:
             self._workers = self.options.workers.open(self.meter)
+            if self._closed:  # by another thread in the meantime, which saw no workers to end
+                self._workers.close()
         elif self._workers is None and self.options.processes:
             from penstock.loader.workers.process_pool import ProcessPool
 

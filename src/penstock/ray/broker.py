@@ -104,13 +104,18 @@ class Broker:
         while len(self._actors) < wanted.count:
             name = secrets.token_hex(4)
             options = self._options
-            self._actors[name] = self._host.options(
-                num_cpus=options.cpus,
-                resources=dict(options.resources) or None,
-                runtime_env=dict(options.runtime_env) or None,
-                scheduling_strategy="SPREAD",
-                max_restarts=0,
-            ).remote()
+            try:
+                self._actors[name] = self._host.options(
+                    num_cpus=options.cpus,
+                    resources=dict(options.resources) or None,
+                    runtime_env=dict(options.runtime_env) or None,
+                    scheduling_strategy="SPREAD",
+                    max_restarts=0,
+                ).remote()
+            except (TypeError, ValueError) as error:
+                hint = "it is cpus=, resources= or runtime_env= of the workers"
+                self._stop(ConfigError(f"Ray does not start such workers: {error}", hint=hint))
+                return
             self._begin(self._follow(name, self._actors[name]))
 
     def _drop(self, name: str) -> None:

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ JOIN_S_MAX = 3.0
 RESTART_S = 2.0
 """Seconds between two attempts to join the cluster."""
 CLOSE_S_MAX = 10.0
+_CLOSED = "the loader was closed while it waited for the Ray cluster"
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +94,11 @@ class RayWorker(Worker):
         self.machine.workers.add(self)
         self.node = self.machine.node
         self.channel = LandingChannel(end)
-        self.send_raw(data)
+        try:
+            self.send_raw(data)
+        except BaseException:  # Ctrl-C: nobody else knows this worker yet
+            self.close()
+            raise
 
     def is_alive(self) -> bool:
         """Whether the connection is there, and the worker is not overdue."""
@@ -159,6 +165,7 @@ class RayPool(WorkerPool):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_first = True
         self._joined_s = 0.0  # when a machine last joined
+        self._lock = threading.RLock()  # held by the thread that connects, and by one that closes
         self._start_broker()
 
     # ── machines ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,8 +250,13 @@ class RayPool(WorkerPool):
             ConfigError: No machine can be used, for another reason.
             ClosedError: The loader was closed meanwhile.
         """
+        with self._lock:
+            return self._connect(avoided)
+
+    def _connect(self, avoided: Machine | None) -> tuple[socket.socket, Machine]:
         began_s = time.monotonic()
         while True:
+            self._check_open()
             self._hear()
             usable = [each for each in self._machines.values() if not each.is_leaving] or list(self._machines.values())
             is_waited = self._is_first and 0 < len(usable) < self._asked[0]
@@ -274,6 +286,7 @@ class RayPool(WorkerPool):
         Raises:
             ClosedError: The loader was closed.
         """
+        self._check_open()
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._broker is not None:
@@ -281,7 +294,11 @@ class RayPool(WorkerPool):
         poll.poll(time_s_max * 1000)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-            raise ClosedError("the loader was closed while it waited for the Ray cluster")
+            raise ClosedError(_CLOSED)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(_CLOSED)
 
     def _lose(self, machine: Machine) -> None:
         """Do without a machine that does not answer; the broker starts another."""
@@ -343,7 +360,9 @@ class RayPool(WorkerPool):
         """End the workers, and leave the cluster; idempotent."""
         if os.getpid() != self._process_id or self._closed:
             return
+        self.interrupt()
         super().close()
-        self._end_broker()
-        self._machines.clear()
-        os.close(self._wake)
+        with self._lock:
+            self._end_broker()
+            self._machines.clear()
+            os.close(self._wake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.loader.workers.process_pool import WorkerPool
 
 COUNT_MAX = 512
-SECRET_NAMES = ("SECRET", "PASSWORD", "TOKEN", "ACCESS_KEY")
-"""Parts of the names of environment variables whose values Ray's dashboard must not show."""
+SECRET_NAMES = re.compile("SECRET|PASSW|(TOKEN|KEY|CREDENTIAL)S?(_|$)", re.IGNORECASE)
+"""In the names of environment variables whose values Ray's dashboard must not show; TOKENIZERS_PARALLELISM is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ class Workers:
         for name in ("cpus", "wait_s", "answer_s_max"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be positive")
-        for name in self.runtime_env.get("env_vars", ()):
-            if any(part in name.upper() for part in SECRET_NAMES):
+        for name in self.runtime_env.get("env_vars") or ():
+            if SECRET_NAMES.search(name):
                 raise ConfigError(
                     f"runtime_env= sets {name}, and Ray's dashboard shows runtime environments",
                     hint="connection options of the pipeline reach the workers without Ray; or set it where the nodes start",

@@ -322,6 +322,17 @@ def test_nodes_that_lack_something_are_named(
             ps.ray.Workers(**wrong)
 
 
+def test_workers_that_ray_does_not_start(cluster: Cluster, folder: Path) -> None:
+    """Ray's reason is the error, at once."""
+    for options in ({"resources": {"GPU": 1}}, {"cpus": 1.5}):
+        workers = ps.ray.Workers(count=1, address=cluster.address, **options)
+        with (
+            ps.Loader(made_of(folder), workers=workers) as loader,
+            pytest.raises(ConfigError, match="does not start such workers"),
+        ):
+            next(iter(loader))
+
+
 def test_nothing_is_left_of_a_driver_that_is_killed(cluster: Cluster, folder: Path, place: Path) -> None:
     """Its broker, the actors and the worker processes end."""
     before = {name: set(worker_pids(name)) for name in (WORKER, "penstock.ray.broker", "ray::Host")}

@@ -326,6 +326,7 @@ class RemoteError(NamedTuple):
 
     def revived(self, where: str = "") -> BaseException:
         """The error as if it had been raised in this process; a note says `where` it was raised."""
+        error: BaseException
         try:
             error = pickle.loads(self.pickled)
         except Exception:

@@ -67,14 +67,17 @@ class Worker(ABC):
         self._begin(job)
         self.send_raw(data)
 
-    def restart(self) -> None:
+    def restart(self, *, has_died: bool) -> None:
         """Start another process in its place, for the batches that it has not finished.
+
+        Args:
+            has_died: Whether the process has died; otherwise it moves.
 
         Raises:
             PenstockError: No other process can be started.
         """
         self.close()
-        deaths_count = self.deaths_count + 1
+        deaths_count = self.deaths_count + has_died
         self._begin(self._job.remaining_after(self.done_count, self.position))
         self.deaths_count = deaths_count
         self._start()

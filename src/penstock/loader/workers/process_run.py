@@ -329,7 +329,7 @@ class ProcessBackend:
     def _listen(self) -> None:
         """Wait for workers, and take one message from each that has sent something."""
         for worker in self._pool.misplaced(self._workers):
-            self._restart(worker)
+            self._restart(worker, has_died=False)
         poll = select.poll()
         poll.register(self._closing, select.POLLIN)
         senders = {worker.channel.fileno(): worker for worker in self._workers if worker.failure is None}
@@ -420,12 +420,12 @@ class ProcessBackend:
             worker.failure = death
             return
         _log.warning("%s; it is restarted at batch %d", death.what, worker.done_count)
-        self._restart(worker)
+        self._restart(worker, has_died=True)
 
-    def _restart(self, worker: Worker) -> None:
+    def _restart(self, worker: Worker, *, has_died: bool) -> None:
         """Have another process go on with the batches that a worker has not finished."""
         try:
-            worker.restart()
+            worker.restart(has_died=has_died)
         except PenstockError as error:
             worker.failure = error
             return
