@@ -94,7 +94,7 @@ class Acceptor:
 
     Args:
         listener: Listening socket, which belongs to the acceptor.
-        secret: What the loader knows.
+        secret: Secret that the loader knows.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes) -> None:

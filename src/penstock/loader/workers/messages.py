@@ -297,7 +297,7 @@ class RemoteError(NamedTuple):
 
     Attributes:
         pickled: The error, or if it does not pickle, a ``PenstockError`` with its type and text.
-        text: Its type and text, for a process that lacks its class.
+        text: Type and text of the error, for a process that lacks its class.
         notes: Notes of the error, which pickling may lose.
         trace: Traceback as text, if the environment asks for whole tracebacks; otherwise "".
         cause: The ``__cause__`` of the error.
