@@ -164,12 +164,8 @@ class Decoding(Loads):
         return Path(sys.executable)
 
     def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
-        """Most of an epoch. Its end is left out, because a cluster takes the CPU seconds of its processes along.
-
-        TensorFlow, all in one process, reads to the end: a turn of tf.data service that was cut did not end within minutes.
-        """
-        part = {"batches_max": len(samples) // BATCH - 1, "seconds_max": MEASURED_S}
-        most = {"check": False} | ({} if self.driver == "tensorflow" else part)
+        """Most of an epoch. Its end is left out, because a cluster takes the CPU seconds of its processes along."""
+        most = {"check": False, "batches_max": len(samples) // BATCH - 1, "seconds_max": MEASURED_S}
         return {**self.ask({"do": "epoch", "job": {**self.job(job), **most}}), "pss_mb": self.pss_mb}
 
 

@@ -125,7 +125,7 @@ def runs(entry: Entry, format_name: str) -> bool:
     """Whether the client can read this here, and belongs to this suite."""
     if ("mount" in entry.name or "fuse" in entry.name) and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return False
-    return entry.reason_not_run(format_name, decode=False) is None and (LIBRARIES or entry.name in FEW[format_name])
+    return entry.reason_not_run(format_name) is None and (LIBRARIES or entry.name in FEW[format_name])
 
 
 def means() -> dict[str, float]:
@@ -166,8 +166,8 @@ def failures(
                 found = wrong(process.ask({"do": "epoch", "job": {**job, **entry.job}}), decode=False)
                 if found or not again:
                     return found
-                more = {"shuffle": 5, "decode": entry.decodes}
-                return wrong(process.ask({"do": "epoch", "job": {**job, **entry.job, **more}}), decode=entry.decodes)
+                more = {"shuffle": 5, "decode": True}
+                return wrong(process.ask({"do": "epoch", "job": {**job, **entry.job, **more}}), decode=True)
         except BenchError as error:
             return str(error)
 
@@ -181,7 +181,7 @@ def failures(
 def test_clients_deliver_the_same(user: Any, bucket: str, s3_store: Store, tmp_path: Path, format_name: str) -> None:
     """Every client that is installed delivers every sample once, with its label; so it does shuffled and decoded."""
     packer = PACKERS.get(format_name)
-    if packer and (reason := named(packer).reason_not_run(format_name, decode=False)):
+    if packer and (reason := named(packer).reason_not_run(format_name)):
         pytest.skip(reason)
     write(s3_store, format_name, user, bucket)
     job = job_of(f"s3://{bucket}/{format_name}/", tmp_path)
@@ -209,7 +209,7 @@ def test_public_data(moto: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = failures(entries, moto, bucket, job, again=False, **{ANONYMOUS_VARIABLE: "1"})
     assert found == {}
     for name, format_name in {"LitData": "litdata", "MosaicML Streaming": "mds"}.items():
-        reason = replace(named(name), packages=()).reason_not_run(format_name, decode=False, anonymous=True)
+        reason = replace(named(name), packages=()).reason_not_run(format_name, anonymous=True)
         assert reason == "does not read without credentials"
 
 
@@ -217,7 +217,7 @@ def test_public_data(moto: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_mount_ends_with_its_client(user: Any, bucket: str, s3_store: Store, tmp_path: Path, name: str) -> None:
     """A client that is closed inside an epoch unmounts, and so does one whose step fails."""
     entry = named(name)
-    if entry.reason_not_run("tar", decode=False) or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+    if entry.reason_not_run("tar") or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("mounts need their program and /dev/fuse")
     write(s3_store, "tar", user, bucket)
     job = {**job_of(f"s3://{bucket}/tar/", tmp_path), "step": "time:sleep"}  # a step that fails: the epoch is not over

@@ -165,8 +165,7 @@ def _reason_not_run(entry: Entry, data: DataFacts, options: BenchOptions) -> str
         if "chunk_bytes" in options.sweep and not entry.reads_chunks:
             return "does not read at random places"
     format_name = min(entry.formats) if "chunk_bytes" in options.sweep else data.format  # of which it takes any range
-    decode = options.decode and data.is_picture
-    reason = entry.reason_not_run(format_name, decode=decode, anonymous=data.is_anonymous)
+    reason = entry.reason_not_run(format_name, anonymous=data.is_anonymous)
     return None if reason and entry.module in options.python and "installed" in reason else reason
 
 

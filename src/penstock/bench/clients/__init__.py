@@ -28,7 +28,6 @@ class Entry:
         options: Arguments of its class.
         job: Entries of its job.
         is_ours: Whether it is penstock.
-        decodes: Whether it can decode pictures.
         is_signed: Whether it cannot be told to read without credentials.
         workers: Name of the option that a sweep over workers sets; None if it has none.
         reads_chunks: Whether it reads ranges at random places, of ``chunk_bytes`` of a job.
@@ -43,13 +42,12 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
-    decodes: bool = True
     is_signed: bool = False
     workers: str | None = None
     reads_chunks: bool = False
     is_asked: bool = False
 
-    def reason_not_run(self, format_name: str, *, decode: bool, anonymous: bool = False) -> str | None:
+    def reason_not_run(self, format_name: str, *, anonymous: bool = False) -> str | None:
         """Return why this client cannot read such data here; None if it can."""
         if format_name not in self.formats:
             return f"does not read {format_name}"
@@ -57,8 +55,6 @@ class Entry:
             return f"not installed: {', '.join(missing)}"
         if missing := [name for name in self.programs if shutil.which(name) is None]:
             return f"not installed: the program {', '.join(missing)}"
-        if decode and not self.decodes:
-            return "does not decode"
         if anonymous and self.is_signed:
             return "does not read without credentials"
         return None
