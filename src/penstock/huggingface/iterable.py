@@ -298,7 +298,8 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]
     @property
     def _is_strided(self) -> bool:
         """Whether the loader leaves out the batches of other readers; if samples may be dropped, it cannot number them."""
-        return not (self._options.get("processes") or may_drop(self._pipeline) or rebatches(self._pipeline))
+        has_workers = self._options.get("processes") or self._options.get("workers")
+        return not (has_workers or may_drop(self._pipeline) or rebatches(self._pipeline))
 
     def _loader(self, saved: str | None) -> Loader:
         options, state = dict(self._options), None if saved is None else json.loads(saved)

@@ -83,7 +83,8 @@ class Broker:
                 message, _ = self._channel.receive()
                 loop.call_soon_threadsafe(self._keep, message)
         except (EOFError, OSError):
-            loop.call_soon_threadsafe(self._stop, None)
+            with suppress(RuntimeError):  # the event loop has ended before
+                loop.call_soon_threadsafe(self._stop, None)
 
     def _stop(self, error: BaseException | None) -> None:
         if self._end.done():

@@ -235,6 +235,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                     "on_epoch decides by one loader's statistics, and each DataLoader worker has its own",
                     hint="num_workers=0, or a ps.Loader",
                 )
+            if options.get("workers") is not None:
+                raise ConfigError(
+                    "workers= are those of one loader, and each DataLoader worker has its own",
+                    hint="num_workers=0, or a ps.Loader",
+                )
             options.pop("agree", None)  # it is a collective of ranks, and a worker is not a rank
             options["share"] = self._shared
             options["index"] = self._index_of(options, state)

@@ -324,7 +324,7 @@ def test_nodes_that_lack_something_are_named(
 
 def test_workers_that_ray_does_not_start(cluster: Cluster, folder: Path) -> None:
     """Ray's reason is the error, at once."""
-    for options in ({"resources": {"GPU": 1}}, {"cpus": 1.5}):
+    for options in ({"resources": {"GPU": 1}}, {"runtime_env": {"pip": 3}}):
         workers = ps.ray.Workers(count=1, address=cluster.address, **options)
         with (
             ps.Loader(made_of(folder), workers=workers) as loader,

@@ -5,6 +5,7 @@ import pickle
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,6 +212,16 @@ def test_workers_do_not_decide_about_the_next_epoch(folder: Path) -> None:
     with pytest.raises(ConfigError, match="on_epoch"):
         next(batches)
     batches._shutdown_workers()  # left to the garbage collector, with the traceback's cycle, it takes torch 5 s
+    dataset.close()
+
+
+def test_workers_have_no_cluster_of_their_own(folder: Path) -> None:
+    """Each DataLoader worker would open a pool of workers of a cluster: refused there."""
+    dataset = ps.torch.IterableDataset(pipeline(folder), workers=SimpleNamespace(open=None.__class__, fallback=False))
+    batches = iter(loader_of(dataset, num_workers=1))
+    with pytest.raises(ConfigError, match="DataLoader worker has its own"):
+        next(batches)
+    batches._shutdown_workers()
     dataset.close()
 
 
