@@ -99,6 +99,7 @@ def test_clients_end_after_their_last_turn(
 ) -> None:
     """Processes stay for the turns that they still have, unless memory is short; then they start again."""
     monkeypatch.setattr("penstock.bench.running.MEMORY_PERCENT_MAX", percent_max)
+    monkeypatch.setattr("penstock.bench.running.CORES", 1)  # as many start side by side
     found = []
 
     def progress(*_: object) -> None:
