@@ -149,11 +149,11 @@ def test_workers_are_killed_at_random_moments(cluster: Cluster, folder: Path, pl
     """Processes and the actors that start them: no batch differs."""
     made = made_of(folder)
     options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 4}
-    expected = plain(made, **options)
     chosen, kills = random.Random(1), 0
-    with ps.Loader(made, workers=ps.ray.Workers(count=3, address=cluster.address), **options) as loader:
+    workers = ps.ray.Workers(count=3, address=cluster.address)
+    with ps.Loader(made, **options) as alone, ps.Loader(made, workers=workers, **options) as loader:
         while kills < kills_count:
-            for left, right in zip(expected, loader, strict=True):
+            for left, right in zip(alone, loader, strict=True):
                 assert_same(left, right)
                 if kills < kills_count and chosen.random() < 0.2:
                     time.sleep(chosen.random() / 10)
