@@ -170,7 +170,7 @@ class TensorFlow:
             import numpy as np
             from PIL import Image
 
-            images = [np.asarray(Image.open(io.BytesIO(image))).tobytes() for image in images]
+            images = [np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).tobytes() for image in images]
         return [images, [sample[job["label"]] for sample in samples]] if job["label"] else [images]
 
     def _piped(self, job: dict[str, Any]) -> Iterator[bytes]:
