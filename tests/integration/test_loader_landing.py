@@ -20,11 +20,22 @@ import pytest
 import penstock as ps
 from loading import index, pipeline, write_counted
 from penstock.errors import ClosedError, ClusterLostError, ConfigError, DecodeError
-from penstock.loader.workers import landing
+from penstock.loader.workers import landing, messages
 from penstock.loader.workers.landing import LandingChannel
-from penstock.loader.workers.messages import JobTaken, MessageChannel, WorkerFailed, WorkerJob, pickled_by_value
+from penstock.loader.workers.messages import (
+    AddSlot,
+    FillRows,
+    JobTaken,
+    MessageChannel,
+    RowsDone,
+    WorkerFailed,
+    WorkerJob,
+    pickled_by_value,
+)
 from penstock.loader.workers.process_pool import Worker, WorkerPool, WorkerProcess, start_process
+from penstock.loader.workers.shared_memory import PackedColumn, create_memory
 from resuming import assert_same, children
+from servers.leaks import nothing_left
 
 pytestmark = pytest.mark.server
 SIZES = (9, 0, 30, 14, 1, 22)
@@ -210,15 +221,14 @@ def test_nothing_is_left(folder: Path, place: Path) -> None:
     """Threads and descriptors of channels, heaps and slots end with the loader, also in the middle."""
     made = MADE["mapped"](folder)
 
-    def held() -> tuple[int, int]:
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    before = None
-    for _ in range(3):
+    def read_some() -> None:
         with ps.Loader(made, workers=TcpWorkers(2), lanes=4, index="require", index_dir=place) as loader:
             next(iter(loader))
-        before = before or held()
-    assert held() <= before
+
+    read_some()
+    with nothing_left():
+        for _ in range(3):
+            read_some()
 
 
 def test_what_does_not_go_together_is_refused(folder: Path) -> None:
@@ -298,6 +308,38 @@ def ends() -> Iterator[tuple[LandingChannel, MessageChannel]]:
     yield ours, theirs
     ours.close()
     theirs.close()
+
+
+def test_memory_of_values_that_never_arrive_is_freed(ends: tuple[LandingChannel, MessageChannel]) -> None:
+    """A worker that ends between its message and the values leaves no descriptor."""
+    ours, theirs = ends
+    memory, _ = create_memory(64)
+    with nothing_left():
+        ours.send(AddSlot(0, 64), descriptor=memory)
+        ours.send(FillRows(0, np.arange(2).tobytes(), 0))
+        column = PackedColumn("bytes", [50, 50], "", [])
+        theirs.send(RowsDone(0, {}, ["raw"], [column], None, [], None, {}, [], None, []), data=[b"x" * 50])
+        theirs.end()
+        with pytest.raises(EOFError):
+            ours.receive()
+        ours._heaps.clear()
+        ours._memories.clear()
+    os.close(memory)
+
+
+def test_memory_whose_message_never_arrives_is_freed() -> None:
+    """A worker that ends between a descriptor and the message that it belongs to leaves none."""
+    first, second = socket.socketpair()
+    memory, _ = create_memory(64)
+    ours = MessageChannel(first)
+    with nothing_left():
+        socket.send_fds(second, [messages._HEAD.pack(100, True)], [memory])
+        second.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(EOFError):
+            ours.receive()
+    second.close()
+    ours.close()
+    os.close(memory)
 
 
 class Called:

@@ -227,7 +227,12 @@ class LandingChannel:
             descriptor, heap = create_memory(capacity_bytes)
             self._heaps[slot] = heap
             done = done._replace(heap_bytes=capacity_bytes)
-        self._receive_into([memoryview(heap)[:size_bytes]])
+        try:
+            receive_into(self._socket, [memoryview(heap)[:size_bytes]])
+        except BaseException:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
         return done, descriptor
 
     def _land_rows(self, memory: mmap.mmap, rows: NDArray[np.int64], offset: int, row_bytes: int) -> None:
@@ -235,11 +240,11 @@ class LandingChannel:
         first, last, count = int(rows[0]), int(rows[-1]), len(rows)
         view = memoryview(memory)[offset : offset + (last + 1) * row_bytes]
         if last - first + 1 == count:
-            self._receive_into([view[first * row_bytes :]])
+            receive_into(self._socket, [view[first * row_bytes :]])
         elif row_bytes >= SCATTERED_BYTES_MIN:
             places = [view[row * row_bytes : (row + 1) * row_bytes] for row in rows.tolist()]
             for at in range(0, count, BUFFERS_MAX):
-                self._receive_into(places[at : at + BUFFERS_MAX])
+                receive_into(self._socket, places[at : at + BUFFERS_MAX])
         else:
             data = receive_exactly(self._socket, count * row_bytes)
             if data is None:
@@ -247,19 +252,24 @@ class LandingChannel:
             column = np.frombuffer(view, np.uint8).reshape(-1, row_bytes)
             column[rows] = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)
 
-    def _receive_into(self, places: list[memoryview]) -> None:
-        """Receive until all of these places are full."""
-        while places:
-            count, _, _, _ = self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)
-            if not count:
-                raise EOFError
-            done = 0
-            while done < len(places) and count >= len(places[done]):
-                count -= len(places[done])
-                done += 1
-            places = places[done:]
-            if count:
-                places[0] = places[0][count:]
+
+def receive_into(end: socket.socket, places: list[memoryview]) -> None:
+    """Receive until all of these places, of bytes, are full; at most ``BUFFERS_MAX`` of them.
+
+    Raises:
+        EOFError: The other end has closed the connection.
+    """
+    while places:
+        count, _, _, _ = end.recvmsg_into(places, 0, socket.MSG_WAITALL)
+        if not count:
+            raise EOFError
+        done = 0
+        while done < len(places) and count >= len(places[done]):
+            count -= len(places[done])
+            done += 1
+        places = places[done:]
+        if count:
+            places[0] = places[0][count:]
 
 
 def keep_alive(end: socket.socket) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pickle
 import socket
 import struct
@@ -423,16 +424,22 @@ class MessageChannel:
         if self._is_receiving:
             raise EOFError
         self._is_receiving = True
-        head, descriptors = b"", []
-        while len(head) < _HEAD.size:
-            part, more, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), 1)
-            if not part:
+        head = b""
+        descriptors: list[int] = []
+        try:
+            while len(head) < _HEAD.size:
+                part, more, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), 1)
+                if not part:
+                    raise EOFError
+                head += part
+                descriptors += more
+            data = receive_exactly(self._socket, _HEAD.unpack(head)[0])
+            if data is None:
                 raise EOFError
-            head += part
-            descriptors += more
-        data = receive_exactly(self._socket, _HEAD.unpack(head)[0])
-        if data is None:
-            raise EOFError
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
         self._is_receiving = False
         message = pickle.loads(data)
         if type(message) is tuple:
