@@ -11,6 +11,9 @@ batches need not cross a socket, and makes them of the same tars or of TFRecords
 ``map_batches`` with Pillow, as its users do, or with our decoder, for ``iter_torch_batches``. "samples/s" begins with the tenth
 batch: starting is not in it. "CPU s/1000" has the starts.
 
+In the part "transport", an actor of a cluster sends the rows of a batch, and they arrive in every fourth row of memory here: by
+Ray's object store and a copy, or by a socket from which the kernel writes them to their places.
+
 In the part "kill", a cluster has three nodes, one of which is killed with all its processes: how long did the loop wait, which
 asks for the next batch at once?
 """
@@ -21,6 +24,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -34,13 +38,14 @@ from epochs import BATCH, METRICS, STORE, Loads, Samples, bucket, compare
 from harness import arguments
 
 import penstock as ps
-from penstock.bench.clients.loop import tree
+from penstock.bench.clients.loop import tree, tree_cpu_s
 from penstock.bench.clients.steps import GPU_SAMPLES_PER_S
 from penstock.bench.measuring import Monitor
 from penstock.bench.origin.server import Origin
 from penstock.bench.process import client_environment
 from penstock.bench.samples import photographs
 from penstock.bench.turns import Row, Run
+from penstock.loader.workers.landing import receive_into
 
 LOCAL_THREADS, LOCAL_BUSY = 2, 0.25
 SLEEP_S = LOCAL_THREADS / (LOCAL_BUSY * GPU_SAMPLES_PER_S)
@@ -51,6 +56,7 @@ WORKERS = (4, 8, 12)
 STARTED = 10
 """Batches after which the rate is steady."""
 MEASURED_S = 20.0
+SENT_ROWS, ROW_BYTES, CALLS = 64, 224 * 224 * 3, 200
 DECODED = 2
 """Workers that decode: one for each core of the machine on which the limits were set."""
 
@@ -207,6 +213,87 @@ def decode(options: Any) -> None:
         run.report(rows)
 
 
+# ── rows on their way ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Sender:
+    """An actor that holds the rows of a batch."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.rows = np.random.default_rng(0).integers(0, 255, (SENT_ROWS, ROW_BYTES), "u1")
+
+    def call(self) -> None:
+        """Nothing: what a call takes."""
+
+    def give(self) -> Any:
+        return self.rows
+
+    def send(self, port: int, count: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as end:
+            for _ in range(count):
+                end.sendall(self.rows)
+
+
+def given(sender: Any, places: Any, count: int) -> None:
+    """Batches by Ray's object store, three of them ahead."""
+    import ray
+
+    waiting = [sender.give.remote() for _ in range(3)]
+    for _ in range(count):
+        places[:] = ray.get(waiting.pop(0))
+        waiting.append(sender.give.remote())
+
+
+def sent(sender: Any, places: Any, count: int) -> None:
+    """Batches by a socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender.send.remote(listener.getsockname()[1], count)
+        end, _ = listener.accept()
+    with end:
+        for _ in range(count):
+            receive_into(end, [memoryview(row) for row in places])
+
+
+def moved(move: Any, sender: Any, count: int) -> dict[str, Any]:
+    """What it takes to move so many batches."""
+    import numpy as np
+
+    places = np.zeros((4 * SENT_ROWS, ROW_BYTES), "u1")[1::4]
+    cpu_s, begin_s = tree_cpu_s(os.getpid()), time.perf_counter()
+    move(sender, places, count)
+    size_gb = count * places.nbytes / 1e9
+    return {"rate": 1e3 * size_gb / (time.perf_counter() - begin_s), "cpu": (tree_cpu_s(os.getpid()) - cpu_s) / size_gb}
+
+
+def transport(options: Any) -> None:
+    """Ray's object store beside a socket."""
+    import ray
+
+    metrics = {"MB/s": lambda answer: answer["rate"], "CPU s/GB": lambda answer: answer["cpu"]}
+    count = 20 if options.quick else 100
+    with cluster(1, 1) as made:
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            sender = ray.remote(num_cpus=1)(Sender).remote()
+            ray.get(sender.call.remote())
+            begin_s = time.perf_counter()
+            for _ in range(CALLS):
+                ray.get(sender.call.remote())
+            call_ms = (time.perf_counter() - begin_s) / CALLS * 1e3
+            clients = [
+                Function("object store", moved, given, sender, count),
+                Function("socket", moved, sent, sender, count),
+            ]
+            question = f"{SENT_ROWS} rows of {ROW_BYTES} bytes; a call of an actor takes {call_ms:.1f} ms"
+            with Run(question, None, options.select(clients), metrics, options.turns(5, 1)) as run:
+                run.turns(lambda client: client.measure())
+            run.report([Row("MB/s, socket : object store", run.ratios("MB/s", "socket", "object store"), 1, 3)])
+        finally:
+            ray.shutdown()
+
+
 # ── a node is killed ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -261,7 +348,7 @@ def kill(options: Any) -> None:
         )
 
 
-PARTS = {"gpu": busy, "decode": decode, "kill": kill}
+PARTS = {"gpu": busy, "decode": decode, "transport": transport, "kill": kill}
 
 if __name__ == "__main__":
     chosen = arguments(__doc__, part={"choices": PARTS, "help": "only this part"})

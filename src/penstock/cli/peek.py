@@ -194,11 +194,11 @@ def _images(sample: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
 
 def _kind(name: str, value: Any) -> str | None:
     """Return the image's kind, by its first bytes or its field's name; None if the value is not an image."""
+    from penstock.loader.preview import picture_kind
+
     head = bytes(value[:12]) if isinstance(value, bytes | memoryview) else b""
-    if head.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if head.startswith(b"\x89PNG\r\n"):
-        return "png"
+    if (kind := picture_kind(head)) in ("jpeg", "png"):
+        return kind
     return _IMAGES.get(name.rpartition(".")[2].lower()) if head else None
 
 

@@ -17,7 +17,7 @@ from penstock.errors import AccessDeniedError, ObjectMissingError, PenstockError
 from penstock.formats import FORMATS, detect, format_of_name, group_objects
 from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.index import FOLDER
-from penstock.loader.preview import peek
+from penstock.loader.preview import peek, picture_kind
 from penstock.store.inflight import perform
 from penstock.text.patterns import is_pattern, matcher, split_glob
 from penstock.types import ByteRange, ListPage, ObjectInfo
@@ -43,7 +43,6 @@ KEYS_PER_PAGE = 1000
 _LAST = "\U0010ffff"
 _HEAD_BYTES = 1024
 _FRAME_BYTES = 16
-_PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +272,7 @@ class Inspection:
         """Names of the members of the first sample that are pictures, which can be decoded."""
         first = _members(self.samples[0]) if self.samples else {}
         stored = {name: value for name, value in first.items() if isinstance(value, bytes)}
-        return [name for name, value in stored.items() if value.startswith(_PICTURES) or value[8:12] == b"WEBP"]
+        return [name for name, value in stored.items() if picture_kind(value) not in (None, "gif")]
 
     @property
     def samples_per_object(self) -> float:

@@ -39,10 +39,17 @@ class Samples(list[dict[str, Any]]):
         return grid(figures) + (f"<p>{len(self) - GRID_MAX} more</p>" if len(self) > GRID_MAX else "")
 
 
+def picture_kind(value: bytes) -> str | None:
+    """Return the kind of a stored picture by its first bytes, e.g. ``"jpeg"``; None if it is none that is known."""
+    if value[8:12] == b"WEBP":
+        return "webp"
+    return next((kind for head, kind in _PICTURES if value.startswith(head)), None)
+
+
 def _picture(value: Any) -> tuple[str, bytes] | None:
     """Return the kind and bytes of a picture: as stored, or a PNG of decoded pixels; None if the value is neither."""
     if isinstance(value, bytes):
-        return next(((kind, value) for head, kind in _PICTURES if value.startswith(head)), None)
+        return (kind, value) if (kind := picture_kind(value)) else None
     if (
         not isinstance(value, np.ndarray)
         or value.dtype != np.uint8

@@ -165,7 +165,7 @@ class LoaderStatistics:
         )
 
     @property
-    def bottleneck(self) -> Literal["consumer", "store", "parse", "decode", "preprocessing cluster"]:
+    def bottleneck(self) -> LoaderPart:
         """The part that sets the pace. ``"consumer"`` is the training loop itself, as it should be."""
         if self.stall_ratio < STALL_RATIO_OK:
             return "consumer"

@@ -317,7 +317,8 @@ class Planner:
             )
         if options.processes or options.workers is not None or options.stride[1] > 1:
             given = f"processes={options.processes}" if options.processes else f"{options.stride[1]} DataLoader workers"
-            given = given if options.workers is None else f"workers={options.workers}"
+            if options.workers is not None:
+                given = f"workers={options.workers}"
             raise ConfigError(
                 f"{given}: only one process can read {name}", hint="decode in threads: Loader(threads=...)"
             )
