@@ -42,6 +42,9 @@ JOIN_S_MAX = 3.0
 """Seconds that the first machine waits for the others, before it gets all workers."""
 RESTART_S = 2.0
 """Seconds between two attempts to join the cluster."""
+REJOIN_S = 15.0
+"""Seconds after the loss of the last machine, after which the cluster is joined anew, and each time twice as many: Ray does not
+tell that the head has restarted, and starts nothing for a process that had joined before."""
 CLOSE_S_MAX = 10.0
 _CLOSED = "the loader was closed while it waited for the Ray cluster"
 
@@ -159,12 +162,14 @@ class RayPool(WorkerPool):
         self._elasticity = Elasticity(options.low, options.high)
         self._allowed_count = options.high if options.pool is None else options.low
         self._machines: dict[str, Machine] = {}
-        self._why = "none has started"
+        self._why = "none has started: the cluster does not answer, or has no place for one"
         self._asked: tuple[int, int] = (0, 0)
         self._workers_count = options.high  # fewer if the rank has fewer lanes
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_first = True
         self._joined_s = 0.0  # when a machine last joined
+        self._lost_s: float | None = None  # when the last machine was lost
+        self._rejoin_s = REJOIN_S
         self._lock = threading.RLock()  # held by the thread that connects, and by one that closes
         self._start_broker()
 
@@ -192,7 +197,7 @@ class RayPool(WorkerPool):
             return
         broker.close()
         try:
-            self._process.wait(CLOSE_S_MAX)
+            self._process.wait(CLOSE_S_MAX if self._joined_s else 1.0)  # Ray may still be waiting for the cluster
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -230,9 +235,10 @@ class RayPool(WorkerPool):
             case HostJoined(name, node, port, secret):
                 self._machines[name] = Machine(name, node, port, secret)
                 self._joined_s = time.monotonic()
+                self._rejoin_s = REJOIN_S
             case HostLeft(name, why):
                 self._why = why or self._why
-                self._machines.pop(name, None)
+                self._forget(name)
             case CountAllowed(count):
                 self._allowed_count = max(self.options.low, count)
             case BrokerFailed(failure):
@@ -276,9 +282,19 @@ class RayPool(WorkerPool):
                         f"no worker of the Ray cluster is left: {self._why}",
                         hint="Workers(fallback=True) goes on in this process",
                     )
-                if self._broker is None and time.monotonic() - self._started_s > RESTART_S:
-                    self._start_broker()
+                self._rejoin()
                 self._wait(0.5)
+
+    def _rejoin(self) -> None:
+        """Join the cluster anew if the broker has ended, or brings no machine after all were lost."""
+        now_s = time.monotonic()
+        if self._broker is None:
+            if now_s - self._started_s > RESTART_S:
+                self._start_broker()
+        elif self._lost_s is not None and now_s - max(self._lost_s, self._started_s) > self._rejoin_s:
+            self._rejoin_s *= 2
+            self._process.kill()
+            self._end_broker()
 
     def _wait(self, time_s_max: float) -> None:
         """Wait for the broker to say something.
@@ -300,10 +316,14 @@ class RayPool(WorkerPool):
         if self._closed:
             raise ClosedError(_CLOSED)
 
+    def _forget(self, name: str) -> None:
+        if self._machines.pop(name, None) is not None and not self._machines:
+            self._lost_s = time.monotonic()
+
     def _lose(self, machine: Machine) -> None:
         """Do without a machine that does not answer; the broker starts another."""
         self._why = f"node {machine.node} does not answer"
-        self._machines.pop(machine.name, None)
+        self._forget(machine.name)
         self._meter.cluster_workers_count = len(self._machines)
         self._ask([machine])
 

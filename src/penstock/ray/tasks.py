@@ -42,7 +42,8 @@ def join(address: str | None, **options: Any) -> None:
     try:
         ray.init(address=address, **quiet, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address!r}: {error}") from error
+        token = "" if address is None else " (one with token authentication needs RAY_AUTH_MODE=token)"
+        raise ConfigError(f"no Ray cluster answers at {address!r}{token}: {error}") from error
 
 
 class RayTasks:

@@ -31,7 +31,8 @@ def train(settings: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     made = ps.shards(f"{folder}/data/").shuffle(window=16, seed=3).decode(ps.Integer("cls")).batch(8)
     rank = ray.train.get_context().get_world_rank()
-    with ps.Loader(made) as loader, Path(f"{folder}/{name}-{rank}.jsonl").open("a") as steps:
+    workers = ps.ray.Workers(count=settings["loader_workers"]) if settings["loader_workers"] else None
+    with ps.Loader(made, workers=workers) as loader, Path(f"{folder}/{name}-{rank}.jsonl").open("a") as steps:
         batches = ps.torch.Tensors(loader)
         done = 0
         if (checkpoint := ray.train.get_checkpoint()) is not None:
@@ -63,14 +64,22 @@ def train(settings: dict[str, Any]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers_count", [1, 2])
 def test_a_killed_run_is_the_run_that_was_not_interrupted(cluster: Cluster, tmp_path: Path, workers_count: int) -> None:
-    """Workers that die inside and at the end of an epoch are replaced, and train on the same batches with the same losses."""
+    """Workers that die inside and at the end of an epoch are replaced, and train on the same batches with the same losses.
+
+    The run that is killed may have its samples decoded by workers on the cluster.
+    """
     write_counted(tmp_path / "data", (30, 4, 40, 1, 26))
     index_beside(tmp_path / "data")
     batches_per_epoch = {1: 13, 2: 7}[workers_count]
     for name, dies_at in {"whole": [], "killed": [3, batches_per_epoch]}.items():
         TorchTrainer(
             train,
-            train_loop_config={"folder": str(tmp_path), "name": name, "dies_at": dies_at},
+            train_loop_config={
+                "folder": str(tmp_path),
+                "name": name,
+                "dies_at": dies_at,
+                "loader_workers": int(bool(dies_at) and workers_count == 1),  # a CPU is left for it
+            },
             scaling_config=ray.train.ScalingConfig(num_workers=workers_count),
             run_config=ray.train.RunConfig(
                 name=name,

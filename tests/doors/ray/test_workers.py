@@ -7,12 +7,13 @@ import importlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import penstock as ps
 from connecting import connection_to
 from loading import index, write_counted
 from penstock.errors import ClusterLostError, ConfigError, DecodeError
+from penstock.ray import elastic, pool
 from penstock.testing.s3_server import S3Server
 from resuming import assert_same
 from servers.leaks import is_alive
@@ -191,6 +193,69 @@ def test_the_cluster_is_lost(folder: Path, place: Path) -> None:
         lost.shutdown()
 
 
+def start_head(port: int) -> subprocess.Popen[bytes]:
+    """A cluster of one node with two CPUs, whose head is at this port."""
+    anywhere = ("node-manager", "object-manager", "dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export")
+    options = [
+        "--block",
+        f"--port={port}",
+        "--num-cpus=2",
+        f"--object-store-memory={80 << 20}",
+        "--include-dashboard=false",
+    ]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--node-ip-address=127.0.0.1", *options]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # otherwise it depends on whether this user has a token
+    command += [f"--{name}-port=0" for name in anywhere]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started."""
+    for pid in descendants(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def two_epochs(loader: Any) -> Iterator[Any]:
+    for _ in loader.epochs(2):
+        yield from loader
+
+
+def test_the_head_restarts(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that waits for the cluster goes on there; one that went on in threads has workers again in the next epoch."""
+    made = made_of(folder)
+    options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
+    with ps.Loader(made, **options) as loader:
+        expected = [batch for _ in loader.epochs(2) for batch in loader]
+    monkeypatch.setattr(pool, "REJOIN_S", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    workers = ps.ray.Workers(count=1, address=f"127.0.0.1:{port}", wait_s=120)
+    patient = ps.ray.Workers(count=1, address=f"127.0.0.1:{port}", wait_s=10, fallback=True)
+    head = start_head(port)
+    try:
+        with (
+            ps.Loader(made, workers=workers, **options) as loader,
+            ps.Loader(made, **options, workers=patient) as other,
+        ):
+            batches, others = two_epochs(loader), two_epochs(other)
+            for left in expected[:5]:
+                assert_same(left, next(batches))
+                assert_same(left, next(others))
+            kill_all(head)
+            for left in expected[5 : len(expected) // 2]:
+                assert_same(left, next(others))
+            assert other.statistics().cluster_workers_count == 0
+            head = start_head(port)
+            assert_same_batches(expected[5:], batches)
+            assert loader.statistics().cluster_workers_count == 1
+            assert_same_batches(expected[len(expected) // 2 :], others)
+            assert other.statistics().cluster_workers_count == 1
+    finally:
+        kill_all(head)
+
+
 def test_a_full_object_store_and_two_jobs(cluster: Cluster, folder: Path, place: Path) -> None:
     """Batches do not pass through it. Two loaders, one of them elastic, share the cluster and a pool, and neither starves."""
     made = made_of(folder)
@@ -221,8 +286,11 @@ def test_a_full_object_store_and_two_jobs(cluster: Cluster, folder: Path, place:
     del held
 
 
-def test_a_loop_that_stalls_gets_workers(cluster: Cluster, folder: Path, place: Path) -> None:
-    """It begins with one; while it waits there are more of them, and the batches stay the same."""
+def test_a_loop_that_stalls_gets_workers_and_gives_them_back(
+    cluster: Cluster, folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with one; while it waits there are more of them, and fewer when it does not; the batches stay the same."""
+    monkeypatch.setattr(elastic, "IDLE_S_MIN", 6.0)
 
     def slow(sample: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.02)
@@ -232,16 +300,25 @@ def test_a_loop_that_stalls_gets_workers(cluster: Cluster, folder: Path, place: 
         return {"cls": int(sample["cls"])}
 
     options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 4, "threads": 1}
-    expected = plain(mapped(folder, quick), **options)
-    workers, most = ps.ray.Workers(min=1, max=2, address=cluster.address), 0
-    with ps.Loader(mapped(folder, slow), workers=workers, **options) as loader:
-        deadline_s = time.monotonic() + 90
-        while most < 2 and time.monotonic() < deadline_s:
-            for left, right in zip(expected, loader, strict=True):
-                assert_same(left, right)
-                most = max(most, loader.statistics().cluster_workers_count)
+    workers = ps.ray.Workers(min=1, max=2, address=cluster.address)
+    with (
+        ps.Loader(mapped(folder, quick), **options) as alone,
+        ps.Loader(mapped(folder, slow), workers=workers, **options) as loader,
+    ):
+
+        def read_until(count: int, step_s: float) -> None:
+            deadline_s = time.monotonic() + 90
+            while True:
+                for left, right in zip(alone, loader, strict=True):
+                    assert_same(left, right)
+                    if loader.statistics().cluster_workers_count == count:
+                        return
+                    assert time.monotonic() < deadline_s
+                    time.sleep(step_s)
+
+        read_until(2, 0)
         assert loader.bottleneck().part == "preprocessing cluster"
-    assert most == 2
+        read_until(1, 0.3)
 
 
 def test_functions_that_raise_hang_and_leak(cluster: Cluster, folder: Path, place: Path, tmp_path: Path) -> None:
