@@ -34,6 +34,7 @@ from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
 from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo
+from servers.leaks import nothing_left
 from store_contract.support import WatchingSink, content, submit
 
 BLOCK_BYTES = 4096
@@ -715,17 +716,12 @@ def test_leftovers_of_the_killed_are_removed(world: World) -> None:
 def test_closing_releases_everything(world: World) -> None:
     """After ``close()`` no thread and no descriptor is left."""
     world.memory.write("k", content(50_000))
-
-    def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
     epoch(world.memory)
-    before = held()
-    store = Cached(MemoryStore({"k": content(50_000)}), CacheConfig(world.folder, 10**8, free_ratio_min=0.0))
-    assert epoch(store) == content(50_000)
-    store.close()
-    store.close()
-    assert held() == before
+    with nothing_left():
+        store = Cached(MemoryStore({"k": content(50_000)}), CacheConfig(world.folder, 10**8, free_ratio_min=0.0))
+        assert epoch(store) == content(50_000)
+        store.close()
+        store.close()
     assert store.statistics().used_bytes == disk_bytes(world)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.gateway.http import access_log
 from penstock.gateway.http.access_log import AccessLogWriter, AccessRecord, as_line
+from servers.leaks import nothing_left
 
 
 def record(**changes: object) -> AccessRecord:
@@ -47,14 +48,14 @@ def test_names_cannot_forge_lines() -> None:
 
 def test_all_records_are_written_in_order() -> None:
     """Closing writes what waits; the thread has ended then."""
-    stream, before = io.StringIO(), threading.active_count()
-    writer = AccessLogWriter(stream)
-    for number in range(500):
-        writer(record(key=f"k{number}"))
-    writer.close()
-    writer.close()
+    stream = io.StringIO()
+    with nothing_left():
+        writer = AccessLogWriter(stream)
+        for number in range(500):
+            writer(record(key=f"k{number}"))
+        writer.close()
+        writer.close()
     assert [line.split('"')[1] for line in stream.getvalue().splitlines()] == [f"/b/k{number}" for number in range(500)]
-    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("style", ["lines", "json"])
