@@ -413,6 +413,6 @@ def usable_count(lanes_count: int, processes_count: int, *, evenly: bool) -> int
     while evenly and lanes_count % count:
         count -= 1
     if count < processes_count:
-        text = "%d of %d worker processes are used: each has lanes of its own, and this rank has %d; see Loader(lanes=)"
+        text = "%d of %d workers are used: each has lanes of its own, and this rank has %d; see Loader(lanes=)"
         _log.warning(text, count, processes_count, lanes_count)
     return count
