@@ -8,8 +8,8 @@ state, "with sleeping" adds the time that preprocessing takes there.
 In the part "decode", nothing is emulated: JPEGs of 115 KB in tars are decoded and resized to 224 by two workers on two cores,
 which also run the server and the training loop. tf.data service has its dispatcher and workers in the client's process, whose
 batches need not cross a socket, and makes them of the same tars or of TFRecords with the same pictures; Ray Data decodes in
-``map_batches`` with Pillow, as its users do, or with our decoder, for ``iter_torch_batches``. "samples/s" begins with the tenth
-batch: starting is not in it. "CPU s/1000" has the starts.
+``map_batches`` with Pillow, as its users do, or with our decoder, for ``iter_torch_batches``. "samples/s" and "CPU s/1000"
+begin with the tenth batch; the CPU of all starts is in "with starts".
 
 In the part "transport", an actor of a cluster sends the rows of a batch, and they arrive in every fourth row of memory here: by
 Ray's object store and a copy, or by a socket from which the kernel writes them to their places.
@@ -172,19 +172,28 @@ class Decoding(Loads):
     def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
         """Most of an epoch. Its end is left out, because a cluster takes the CPU seconds of its processes along."""
         most = {"check": False, "batches_max": len(samples) // BATCH - 1, "seconds_max": MEASURED_S}
-        return {**self.ask({"do": "epoch", "job": {**self.job(job), **most}}), "pss_mb": self.pss_mb}
+        with Monitor(self.pid) as monitor:
+            answer = self.ask({"do": "epoch", "job": {**self.job(job), **most}})
+        return {**answer, "pss_mb": self.pss_mb, "cores": [row[:2] for row in monitor.series]}
 
 
-def steady_rate(answer: dict[str, Any]) -> float:
-    """Samples per second after the first batches."""
+def steady(answer: dict[str, Any]) -> tuple[float, float]:
+    """Samples per second after the first batches, and CPU seconds for 1 000 of them."""
     times_s, counts = answer["times_s"], answer["counts"]
     begin = min(STARTED, len(counts) // 2)
-    return (counts[-1] - counts[begin]) / (times_s[-1] - times_s[begin])
+    rate = (counts[-1] - counts[begin]) / (times_s[-1] - times_s[begin])
+    cores = fmean(cores for at_s, cores in answer["cores"] if times_s[begin] < at_s < times_s[-1])
+    return rate, 1e3 * cores / rate
 
 
 def decode(options: Any) -> None:
     """Two workers on this machine, beside processes, tf.data service and Ray Data."""
-    metrics = {"samples/s": steady_rate, **{name: METRICS[name] for name in ("CPU s/1000", "first batch s", "PSS MB")}}
+    metrics = {
+        "samples/s": lambda answer: steady(answer)[0],
+        "CPU s/1000": lambda answer: steady(answer)[1],
+        "with starts": METRICS["CPU s/1000"],
+        **{name: METRICS[name] for name in ("first batch s", "PSS MB")},
+    }
     with bucket() as (root, folder):
         samples = Samples(photographs(40 if options.quick else 200))
         samples.write_tars(folder / "tar", [64] * (12 if options.quick else 64), "jpg")
