@@ -174,7 +174,8 @@ class Decoding(Loads):
         most = {"check": False, "batches_max": len(samples) // BATCH - 1, "seconds_max": MEASURED_S}
         with Monitor(self.pid) as monitor:
             answer = self.ask({"do": "epoch", "job": {**self.job(job), **most}})
-        return {**answer, "pss_mb": self.pss_mb, "cores": [row[:2] for row in monitor.series]}
+        late_s = answer["start_s"] - monitor.start_s  # a cluster was started
+        return {**answer, "pss_mb": self.pss_mb, "cores": [(row[0] - late_s, row[1]) for row in monitor.series]}
 
 
 def steady(answer: dict[str, Any]) -> tuple[float, float]:

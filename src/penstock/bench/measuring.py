@@ -24,6 +24,7 @@ class Monitor:
         requests: Log of the store's answers.
 
     Attributes:
+        start_s: When it began, by ``time.perf_counter``.
         series: Rows of seconds since the start, CPU of the tree and of the host (1 is one core), memory of the tree in bytes
             (PSS: what is shared counts once), bytes that the host received, the busy share of the GPU, which is None
             without one, and the requests that the store has answered, which is None without a log.
@@ -33,6 +34,7 @@ class Monitor:
     def __init__(self, process_id: int, requests: RequestLog | None = None) -> None:
         self.series: list[tuple[float, float, float, int, int, float | None, int | None]] = []
         self.peak_pss_bytes = 0
+        self.start_s = 0.0
         self._process, self._requests = psutil.Process(process_id), requests
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-bench-monitor", daemon=True)
@@ -47,7 +49,7 @@ class Monitor:
         self._thread.join()
 
     def _watch(self) -> None:
-        start_s = before_s = time.perf_counter()
+        self.start_s = before_s = time.perf_counter()
         tree_s, host_s, received = self._cpu_s(), _host_cpu_s(), psutil.net_io_counters().bytes_recv
         self._pss_bytes()
         while not self._ended.wait(INTERVAL_S):
@@ -55,7 +57,7 @@ class Monitor:
             passed_s = now_s - before_s
             self.series.append(
                 (
-                    round(now_s - start_s, 3), round(max(0.0, tree_now_s - tree_s) / passed_s, 3),
+                    round(now_s - self.start_s, 3), round(max(0.0, tree_now_s - tree_s) / passed_s, 3),
                     round((host_now_s - host_s) / passed_s, 3), self._pss_bytes(),
                     psutil.net_io_counters().bytes_recv - received, gpu_busy_ratio(self._gpu),
                     self._requests.answered() if self._requests else None,

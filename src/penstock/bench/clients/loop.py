@@ -221,9 +221,10 @@ def run_epoch(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     "check" (the bytes of every sample enter a sum, and not only their number and lengths).
 
     Returns:
-        "seconds" and "first_s" count from before the data set is made. "cpu_s" is user and system time of the client and all
-        that it started. "stall_s" is the time in which the loop waited for batches after the first one, "step_s" that of its
-        steps. "times_s" are the times at which batches came, "counts" and "sizes" the samples and bytes that had come by then.
+        "seconds" and "first_s" count from "start_s" (of ``time.perf_counter``), before the data set is made. "cpu_s" is user
+        and system time of the client and all that it started. "stall_s" is the time in which the loop waited for batches
+        after the first one, "step_s" that of its steps. "times_s" are the times at which batches came, "counts" and "sizes"
+        the samples and bytes that had come by then.
     """
     try:
         client.prepare(job)
@@ -263,7 +264,7 @@ def _loaded(client: Any, job: dict[str, Any]) -> dict[str, Any]:
     cpu_s = max(busy_s, tree_cpu_s(os.getpid())) - cpu_s
     first_s = times_s[0] if times_s else 0.0
     return {
-        "seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, "step_s": step_s,
+        "start_s": start_s, "seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, "step_s": step_s,
         "stall_s": max(0.0, seconds - first_s - step_s), **tally.answer(), "times_s": times_s, "counts": counts, "sizes": sizes,
     }  # fmt: skip
 
