@@ -99,12 +99,18 @@ class Training(Loads):
         job = {"pipeline": "offload:sleeping", "step": "gpu", "batches_max": batches + STARTED}
         with Monitor(self.pid) as monitor:
             answer = self.ask({"do": "epoch", "job": job})
-        begun_s, count = answer["times_s"][STARTED], answer["samples"] - answer["counts"][STARTED - 1]
-        busy_s = count / GPU_SAMPLES_PER_S
-        cores = fmean(row[1] for row in monitor.series if begun_s < row[0] < answer["seconds"])
-        rate = count / (answer["seconds"] - begun_s)
+        rate, cores = steady(answer, monitor)
         here = 0.0 if self.options.get("cluster") else rate * SLEEP_S
-        return {"busy": busy_s / (answer["seconds"] - begun_s), "cores": cores, "preprocessing": cores + here}
+        return {"busy": rate / GPU_SAMPLES_PER_S, "cores": cores, "preprocessing": cores + here}
+
+
+def steady(answer: dict[str, Any], monitor: Monitor) -> tuple[float, float]:
+    """Samples per second after the first batches, and the cores that they took."""
+    times_s, counts = answer["times_s"], answer["counts"]
+    begin = min(STARTED, len(counts) // 2)
+    late_s = answer["start_s"] - monitor.start_s  # a cluster was started
+    cores = fmean(row[1] for row in monitor.series if times_s[begin] < row[0] - late_s < times_s[-1])
+    return (counts[-1] - counts[begin]) / (times_s[-1] - times_s[begin]), cores
 
 
 @contextmanager
@@ -174,24 +180,15 @@ class Decoding(Loads):
         most = {"check": False, "batches_max": len(samples) // BATCH - 1, "seconds_max": MEASURED_S}
         with Monitor(self.pid) as monitor:
             answer = self.ask({"do": "epoch", "job": {**self.job(job), **most}})
-        late_s = answer["start_s"] - monitor.start_s  # a cluster was started
-        return {**answer, "pss_mb": self.pss_mb, "cores": [(row[0] - late_s, row[1]) for row in monitor.series]}
-
-
-def steady(answer: dict[str, Any]) -> tuple[float, float]:
-    """Samples per second after the first batches, and CPU seconds for 1 000 of them."""
-    times_s, counts = answer["times_s"], answer["counts"]
-    begin = min(STARTED, len(counts) // 2)
-    rate = (counts[-1] - counts[begin]) / (times_s[-1] - times_s[begin])
-    cores = fmean(cores for at_s, cores in answer["cores"] if times_s[begin] < at_s < times_s[-1])
-    return rate, 1e3 * cores / rate
+        rate, cores = steady(answer, monitor)
+        return {**answer, "pss_mb": self.pss_mb, "rate": rate, "steady_cpu_s": 1e3 * cores / rate}
 
 
 def decode(options: Any) -> None:
     """Two workers on this machine, beside processes, tf.data service and Ray Data."""
     metrics = {
-        "samples/s": lambda answer: steady(answer)[0],
-        "CPU s/1000": lambda answer: steady(answer)[1],
+        "samples/s": lambda answer: answer["rate"],
+        "CPU s/1000": lambda answer: answer["steady_cpu_s"],
         "with starts": METRICS["CPU s/1000"],
         **{name: METRICS[name] for name in ("first batch s", "PSS MB")},
     }

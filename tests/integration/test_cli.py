@@ -238,9 +238,8 @@ def test_sync_deletes_nothing_after_a_listing_that_lacks_keys(
     for options in (["--dry-run"], []):
         ended = at_faulty("sync", "--delete", *options, "s3://bucket/d/", end)
         assert (ended.returncode, len(tree(tmp_path)), len(faulty.objects)) == (1, 41, 81)
-        assert re.search(
-            rb"s3://bucket/d/\d\d: the object exists", ended.stderr
-        )  # the first of several that are looked for
+        # the first of several that are looked for
+        assert re.search(rb"s3://bucket/d/\d\d: the object exists", ended.stderr)
     faulty.heal()
     assert at_faulty("sync", "--delete", "s3://bucket/d/", end).returncode == 0
     assert (len(tree(tmp_path)), len(faulty.objects)) == ((40, 81) if target == "folder" else (41, 80))

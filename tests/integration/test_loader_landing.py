@@ -327,15 +327,19 @@ def test_memory_of_values_that_never_arrive_is_freed(ends: tuple[LandingChannel,
     os.close(memory)
 
 
-def test_memory_whose_message_never_arrives_is_freed() -> None:
-    """A worker that ends between a descriptor and the message that it belongs to leaves none."""
+@pytest.mark.parametrize("error_type", [EOFError, ModuleNotFoundError])
+def test_memory_whose_message_cannot_be_received_is_freed(error_type: type[Exception]) -> None:
+    """A worker that ends between a descriptor and its message leaves none, nor does a message that cannot be read here."""
     first, second = socket.socketpair()
     memory, _ = create_memory(64)
     ours = MessageChannel(first)
+    data = pickled_by_value(Called("fail"))
     with nothing_left():
-        socket.send_fds(second, [messages._HEAD.pack(100, True)], [memory])
+        socket.send_fds(second, [messages._HEAD.pack(len(data), True)], [memory])
+        if error_type is ModuleNotFoundError:
+            second.sendall(data)
         second.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(EOFError):
+        with pytest.raises(error_type):
             ours.receive()
     second.close()
     ours.close()

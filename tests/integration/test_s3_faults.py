@@ -631,7 +631,7 @@ def test_retry_after_is_heeded(faulty: FaultyServer, connect_faulty: Connect) ->
     faulty.fail("503_retry_after", times=1, seconds=3600)
     started_s = time.monotonic()
     connect_faulty(retry=RetryConfig(backoff_s=0.001, backoff_s_max=0.05)).read("a")
-    assert time.monotonic() - started_s < 60
+    assert time.monotonic() - started_s < 1
 
 
 def test_what_is_cancelled_gives_its_memory_back_without_the_collector(

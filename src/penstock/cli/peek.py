@@ -197,9 +197,7 @@ def _kind(name: str, value: Any) -> str | None:
     from penstock.loader.preview import picture_kind
 
     head = bytes(value[:12]) if isinstance(value, bytes | memoryview) else b""
-    if (kind := picture_kind(head)) in ("jpeg", "png"):
-        return kind
-    return _IMAGES.get(name.rpartition(".")[2].lower()) if head else None
+    return picture_kind(head) or (_IMAGES.get(name.rpartition(".")[2].lower()) if head else None)
 
 
 def _pillow() -> Any:

@@ -45,7 +45,8 @@ RESTART_S = 2.0
 REJOIN_S = 15.0
 """Seconds after the loss of the last machine, after which the cluster is joined anew, and each time twice as many: Ray does not
 tell that the head has restarted, and starts nothing for a process that had joined before."""
-CLOSE_S_MAX = 10.0
+CLOSE_S_MAX, CLOSE_EARLY_S_MAX = 10.0, 1.0
+"""Seconds that the broker may take to end; the second, before a machine has joined, when Ray may be waiting for the cluster."""
 _CLOSED = "the loader was closed while it waited for the Ray cluster"
 
 
@@ -191,13 +192,13 @@ class RayPool(WorkerPool):
         self._broker.send_raw(pickled_by_value(self.options))
         self._ask()
 
-    def _end_broker(self) -> None:
+    def _end_broker(self, time_s_max: float = CLOSE_S_MAX) -> None:
         broker, self._broker = self._broker, None
         if broker is None:
             return
         broker.close()
         try:
-            self._process.wait(CLOSE_S_MAX if self._joined_s else 1.0)  # Ray may still be waiting for the cluster
+            self._process.wait(time_s_max)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -293,8 +294,7 @@ class RayPool(WorkerPool):
                 self._start_broker()
         elif self._lost_s is not None and now_s - max(self._lost_s, self._started_s) > self._rejoin_s:
             self._rejoin_s *= 2
-            self._process.kill()
-            self._end_broker()
+            self._end_broker(0)
 
     def _wait(self, time_s_max: float) -> None:
         """Wait for the broker to say something.
@@ -383,6 +383,6 @@ class RayPool(WorkerPool):
         self.interrupt()
         super().close()
         with self._lock:
-            self._end_broker()
+            self._end_broker(CLOSE_S_MAX if self._joined_s else CLOSE_EARLY_S_MAX)
             self._machines.clear()
             os.close(self._wake)

@@ -68,11 +68,16 @@ def made_of(folder: Path, **options: Any) -> Any:
 def kill_node(cluster: Cluster, node: Any) -> None:
     """Kill a node at once, with all that runs there."""
     (raylet,) = node.all_processes["raylet"]
-    pids = descendants(raylet.process.pid)
+    kill_all(raylet.process)
     cluster.remove_node(node, allow_graceful=False)
-    for pid in pids:
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started."""
+    for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def descendants(process_id: int) -> set[int]:
@@ -209,17 +214,21 @@ def start_head(port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started."""
-    for pid in descendants(process.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
 def two_epochs(loader: Any) -> Iterator[Any]:
     for _ in loader.epochs(2):
         yield from loader
+
+
+def test_a_cluster_that_does_not_answer(folder: Path) -> None:
+    """The error says so after ``wait_s``, and closing waits no longer for Ray, which goes on trying."""
+    began_s = time.monotonic()
+    workers = ps.ray.Workers(count=1, address="127.0.0.1:1", wait_s=3)
+    with (
+        pytest.raises(ClusterLostError, match="the cluster does not answer"),
+        ps.Loader(made_of(folder), workers=workers) as loader,
+    ):
+        list(loader)
+    assert time.monotonic() - began_s < 9
 
 
 def test_the_head_restarts(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

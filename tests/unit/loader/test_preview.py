@@ -10,7 +10,7 @@ import penstock as ps
 from loading import pipeline, write_counted
 from pages import write_pictures
 from penstock.errors import ConfigError
-from penstock.loader.preview import Samples
+from penstock.loader.preview import Samples, picture_kind
 
 
 def peek(pipeline: ps.Pipeline, n: int) -> Samples:
@@ -102,6 +102,16 @@ def test_a_tensor_is_described_as_an_array() -> None:
     torch = pytest.importorskip("torch")
     assert ps.describe({"x": torch.zeros(2, 3)}) == "x  float32[2, 3]"
     assert ps.describe({"x": torch.zeros(2, device="meta")}) == "x  float32[2] on meta"
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [(b"\xff\xd8\xff\xe0", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF89a", "gif"), (b"RIFF\x08\0\0\0WEBPVP8 ", "webp"),
+     (b"RIFF\x08\0\0\0WAVEfmt ", None), (b"", None)],
+)  # fmt: skip
+def test_the_kind_of_a_picture_is_in_its_first_bytes(head: bytes, kind: str | None) -> None:
+    """Whatever its field is called."""
+    assert picture_kind(head) == kind
 
 
 def test_a_notebook_shows_pictures_and_escapes_text(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_the_wait_can_be_ended_at_once(faulty: FaultyServer, connect_faulty: Con
     else:
         engine.close()
     errors = [sink.wait(5).error for sink in sinks]
-    assert time.monotonic() - began_s < 5  # it would go on for two minutes
+    assert time.monotonic() - began_s < 1.5
     assert all(isinstance(error, StoreError) for error in errors)
     if how != "cancel":
         assert any(isinstance(error, ClosedError) for error in errors)

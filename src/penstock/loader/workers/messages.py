@@ -436,12 +436,12 @@ class MessageChannel:
             data = receive_exactly(self._socket, _HEAD.unpack(head)[0])
             if data is None:
                 raise EOFError
+            self._is_receiving = False
+            message = pickle.loads(data)
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        self._is_receiving = False
-        message = pickle.loads(data)
         if type(message) is tuple:
             message = _KINDS[message[0]](*message[1:])
         return message, descriptors[0] if descriptors else None
