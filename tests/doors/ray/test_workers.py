@@ -221,14 +221,12 @@ def two_epochs(loader: Any) -> Iterator[Any]:
 
 def test_a_cluster_that_does_not_answer(folder: Path) -> None:
     """The error says so after ``wait_s``, and closing waits no longer for Ray, which goes on trying."""
-    began_s = time.monotonic()
     workers = ps.ray.Workers(count=1, address="127.0.0.1:1", wait_s=3)
-    with (
-        pytest.raises(ClusterLostError, match="the cluster does not answer"),
-        ps.Loader(made_of(folder), workers=workers) as loader,
-    ):
-        list(loader)
-    assert time.monotonic() - began_s < 9
+    with ps.Loader(made_of(folder), workers=workers) as loader:
+        with pytest.raises(ClusterLostError, match="the cluster does not answer"):
+            list(loader)
+        failed_s = time.monotonic()
+    assert time.monotonic() - failed_s < 5  # once it has answered, Ray gets ten seconds to end
 
 
 def test_the_head_restarts(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
