@@ -71,7 +71,8 @@ def made_record(
     machine = {"cpu": "a processor", "cores": 2, "memory_gib": 8, "kernel": "6.1", "load_1min": 0.5}
     record = BenchRecord(folder / FILE)
     record.add(
-        "run", url=url, settings=about | (settings or {}), data=facts | data, started=1.7e9, commit="abc123",
+        "run", command=["penstock", "bench", "run", url], url=url,
+        settings=about | (settings or {}), data=facts | data, started=1.7e9, commit="abc123",
         machine=machine, python="3.11.7",
     )  # fmt: skip
     for name, reason in (not_run or {}).items():

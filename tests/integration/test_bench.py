@@ -55,6 +55,8 @@ def test_a_run_and_its_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("penstock", 1),
         ("raw reading", 1),
     }
+    again = ["--batch", "50", "--step", "none", "--clients", "penstock", "--seconds", "4"]
+    assert record.run["command"] == ["penstock", "bench", "run", url, *again]
     assert record.run["data"]["sample_bytes"] == 2000
     assert record.run["data"]["stored_bytes"] == 512 + 2048 + 512 + 512
     assert run(command) == 0

@@ -114,7 +114,7 @@ def job_of(url: str, scratch: Path, **connection: Any) -> dict[str, Any]:
     """An epoch in which every byte is compared, of what ``penstock bench run`` finds at a URL."""
     facts = look_at(url, connection)
     assert facts.is_picture
-    names = ("prefix", "format", "image", "label", "label_kind")
+    names = ("prefix", "source", "format", "image", "label", "label_kind")
     return {
         **{name: getattr(facts, name) for name in names}, "keys": list(facts.keys), "objects": facts.format == "objects",
         "batch": 4, "scratch": str(scratch), "check": True, "decode": False, "shuffle": 0,
@@ -190,6 +190,25 @@ def test_clients_deliver_the_same(user: Any, bucket: str, s3_store: Store, tmp_p
     assert len(entries) >= (1 if format_name == "litdata" else 3)
     assert failures(entries, user, bucket, job, again=True) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+OURS = ("penstock", "penstock, DataLoader", "penstock, map-style", "penstock, files", "penstock, gateway cold")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("names", ["mixed/", "mixed/[0-2].tar", "more/0.tar"])
+def test_only_what_the_url_names(user: Any, bucket: str, s3_store: Store, tmp_path: Path, names: str) -> None:
+    """Beside it lie shards of the same format and of another one, which no way of penstock reads."""
+    for number in range(SHARDS):
+        s3_store.write(f"mixed/{number}.tar", shard(SAMPLES[number * EACH : (number + 1) * EACH]))
+    s3_store.write("mixed/other.jsonl", b'{"a": 1}\n')
+    for number in range(2):
+        s3_store.write(f"more/{number}.tar", shard(SAMPLES))
+    if names == "mixed/[0-2].tar":
+        s3_store.write("mixed/3.tar", shard(SAMPLES))
+    job = job_of(f"s3://{bucket}/{names}", tmp_path)
+    entries = [named(name) for name in OURS]
+    assert failures(entries, user, bucket, job, again=False) == {}
 
 
 @pytest.mark.timeout(600)

@@ -51,10 +51,10 @@ def test_many_objects_are_sampled(store: ps.Store, monkeypatch: pytest.MonkeyPat
     facts = look_at("s3://odd/many/", {})
     assert (len(facts.keys), facts.objects_count, facts.prefix) == (3, 5, "many")
     record = BenchRecord(Path("unused"), run={"url": facts.url, "part": "", "data": facts.record()})
-    assert "(5 objects, of which clients read the first 3, 50 B, first byte after " in record.title
+    assert "(5 objects, of which other libraries read the first 3, 50 B, first byte after " in record.title
     monkeypatch.setattr("penstock.bench.data.OBJECTS_MAX", 2)
     record.run["data"] = look_at("s3://odd/many/", {}).record()
-    assert "(about 5 objects, of which clients read the first 2, about 50 B, first byte after " in record.title
+    assert "(about 5 objects, of which other libraries read the first 2, about 50 B, first byte after " in record.title
 
 
 def test_mixed_formats(store: ps.Store) -> None:

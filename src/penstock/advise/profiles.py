@@ -175,6 +175,7 @@ class Profile:
         machine: This machine.
         options: Options of the connection that were given.
         pipeline_name: ``module:name`` of the pipeline; None if none was given by name.
+        is_pipeline_function: Whether this name is that of a function that returns it.
         store: The store.
         data: The data set.
         step_samples_per_s: Samples per second that the training step alone takes; infinite if no step was given.
@@ -190,6 +191,7 @@ class Profile:
     machine: MachineProfile
     options: Mapping[str, str | bool] = field(default_factory=dict)
     pipeline_name: str | None = None
+    is_pipeline_function: bool = False
     store: StoreProfile | None = None
     data: DataProfile | None = None
     step_samples_per_s: float = math.inf

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.advise.model import break_even_gap_bytes, in_flight, limits_of, predict_samples_per_s
 from penstock.advise.profiles import Advice, Configuration, Report
 from penstock.ray.workers import COUNT_MAX
+from penstock.text.patterns import is_pattern, split_glob
 from penstock.text.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -194,7 +195,8 @@ def _of_storage(report: Report, data: DataProfile, plain: Configuration) -> Iter
         evidence += f"; 4 workers that read one object at a time: {rates[0]} now, {rates[1]} then"
         verb, packed = "pack" if data.kind == "objects" else "convert --to tar", _packed(profile)
         megabytes = size // 10**6
-        command = f"penstock {verb} {_url(profile)} {packed} --shard-size {megabytes}MB && penstock advise {packed}"
+        then = f"penstock advise {_url(replace(profile, url=packed))}"
+        command = f"penstock {verb} {_url(profile)} {shlex.quote(packed)} --shard-size {megabytes}MB && {then}"
         made = Advice("shard size", f"pack it into shards of {megabytes} MB", evidence, command)
         yield _gaining(made, profile, plain, replace(plain, shard_bytes=size))
     cached = rate_text(predict_samples_per_s(profile, replace(plain, is_cached=True)))
@@ -235,7 +237,7 @@ def _of_contents(report: Report, data: DataProfile, plain: Configuration) -> Ite
         rate = predict_samples_per_s(smaller, plain)
         text = f"leave out {', '.join(data.unused_members)}: the pipeline does not use what it reads"
         spec = shlex.quote(",".join(f"{name}={name}" for name in used))
-        command = f"penstock convert {_url(profile)} {_packed(profile)} --to tar --fields {spec}"
+        command = f"penstock convert {_url(profile)} {shlex.quote(_packed(profile))} --to tar --fields {spec}"
         evidence, gain = f"{1 - share:.0%} of the bytes of a sample", rate - predict_samples_per_s(profile, plain)
         yield Advice("fields", text, evidence, command, rate, gain)
 
@@ -301,7 +303,9 @@ def code(report: Report) -> str:
     stages = data.stages.replace("Image(", "ps.Image(").replace("Bytes(", "ps.Bytes(")
     made = f"pipeline = ps.{data.kind}({profile.url!r}{connected}){stages}.batch({data.batch_size})"
     if profile.pipeline_name is not None:
-        made = "from {} import {} as pipeline".format(*profile.pipeline_name.split(":"))
+        module, name = profile.pipeline_name.split(":")
+        value = f"{name}()" if profile.is_pipeline_function else name
+        made = f"from {module} import {name}" + (f"\n\npipeline = {value}" if value != "pipeline" else "")
     body = f"    with ps.Loader(pipeline{settings}) as loader:\n        print(ps.describe(next(iter(loader))))"
     return f'import penstock as ps\n\n{made}\n\nif __name__ == "__main__":\n{body}'
 
@@ -326,7 +330,8 @@ def _url(profile: Profile) -> str:
 
 
 def _packed(profile: Profile) -> str:
-    return shlex.quote(f"{profile.url.rstrip('/')}-packed/")
+    folder = split_glob(profile.url)[0] if is_pattern(profile.url) else profile.url
+    return f"{folder.rstrip('/')}-packed/"
 
 
 def _try(profile: Profile, options: Mapping[str, int | str]) -> str:

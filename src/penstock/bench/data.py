@@ -18,6 +18,7 @@ from penstock.loader.inspection import OBJECTS_MAX, list_url, look_into
 from penstock.redaction import public_url
 from penstock.store.base import innermost
 from penstock.store.s3 import S3Store
+from penstock.text.patterns import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 KEYS_MAX = 20_000
-"""Objects that clients are told of; of more, the first ones are measured, and the record says so."""
+"""Objects of which libraries are told by their keys; of more, they read the first ones, and the record says so."""
 FIRST_BYTES_S = 0.5
 """Seconds in which the time to the first byte is measured."""
 _LABELS = ("cls", "label", "labels", "target", "class", "json", "txt")
@@ -46,6 +47,7 @@ class DataFacts:
         is_anonymous: Whether it is read without credentials.
         bucket: Name of the bucket.
         prefix: The folder that all keys have in common, without the slash at its end.
+        source: The prefix, pattern or key in the bucket that names these objects; their keys if the URL names others, too.
         keys: Keys that clients read, in order.
         objects_count: Number of objects at the URL, in the format that has the most bytes.
         total_bytes: Bytes of these objects.
@@ -67,6 +69,7 @@ class DataFacts:
     is_anonymous: bool
     bucket: str
     prefix: str
+    source: str | tuple[str, ...]
     keys: tuple[str, ...]
     objects_count: int
     total_bytes: int
@@ -84,7 +87,8 @@ class DataFacts:
     def record(self) -> dict[str, Any]:
         """Return the facts for a record, in which the number of keys stands for the keys."""
         endpoint_url = self.endpoint_url and public_url(self.endpoint_url)
-        return {**asdict(self), "keys": len(self.keys), "endpoint_url": endpoint_url}
+        source = self.source if isinstance(self.source, str) else len(self.source)
+        return {**asdict(self), "keys": len(self.keys), "source": source, "endpoint_url": endpoint_url}
 
 
 def look_at(url: str, connection: ConnectionOptions) -> DataFacts:
@@ -120,11 +124,18 @@ def _facts(url: str, listing: Listing, infos: list[ObjectInfo], **facts: Any) ->
         is_anonymous=bool((listing.options or {}).get("anonymous")),
         bucket=core.endpoint.bucket,
         prefix=os.path.commonprefix(keys).rpartition("/")[0],  # noqa: RUF071 - a key is no path: it may have "//"
+        source=tuple(keys[:KEYS_MAX]) if facts["left_out"] else _name_in_bucket(url, keys),
         keys=tuple(keys[:KEYS_MAX]),
         is_estimated=listing.is_estimated,
         first_byte_s=statistics.median(first_bytes(listing.store, infos[0], FIRST_BYTES_S)),
         **facts,
     )
+
+
+def _name_in_bucket(url: str, keys: list[str]) -> str:
+    name = url.removeprefix("s3://").partition("/")[2]
+    is_folder = name and keys != [name] and not is_pattern(name)
+    return f"{name.rstrip('/')}/" if is_folder else name
 
 
 def _sample_facts(url: str, found: Inspection) -> dict[str, Any]:

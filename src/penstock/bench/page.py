@@ -38,28 +38,6 @@ def write_page(records: Sequence[BenchRecord], path: Path) -> None:
     path.write_text(_page(records, path))
 
 
-def again(record: BenchRecord) -> str:
-    """Return the command that makes a run again."""
-    run, settings = record.run, record.run["settings"]
-    words = ["penstock", "bench", "run"]
-    if run.get("scenario"):  # which has its own settings
-        where = [run["scenario_url"]] if run["scenario_url"] else []
-        words += ["--scenario", run["scenario"], *where, "--scale", f"{run['scale']:g}"]
-        words += ["--seconds", f"{run['scenario_seconds']:g}"] if run["scenario_seconds"] else []
-        words += ["--clients", ",".join(run["scenario_clients"])] if run["scenario_clients"] else []
-        return shlex.join(words)
-    words.append(run["url"])
-    if run["data"]["endpoint_url"]:
-        words += ["--endpoint-url", run["data"]["endpoint_url"]]
-    words += ["--clients", ",".join(settings["clients"])] * bool(settings["clients"])
-    words += ["--batch", str(settings["batch"])]
-    words += ["--decode"] * settings["decode"]
-    words += ["--step", settings["step"], "--seconds", f"{settings['seconds']:g}"]
-    for name, values in settings["sweep"].items():
-        words += ["--sweep", f"{name}={','.join(map(str, values))}"]
-    return shlex.join(words)
-
-
 def _facts(record: BenchRecord) -> dict[str, str]:
     """What was measured, on which data, and where."""
     run, data, machine = record.run, record.run["data"], record.run["machine"]
@@ -80,6 +58,11 @@ def _facts(record: BenchRecord) -> dict[str, str]:
         + f", Python {run['python']}, commit {run['commit']}",
         "Date": datetime.fromtimestamp(run["started"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def _commands(records: Sequence[BenchRecord]) -> list[str]:
+    """The commands that make the runs again; parts of one run have the same one."""
+    return list(dict.fromkeys(shlex.join(record.run["command"]) for record in records if "command" in record.run))
 
 
 def _rounds(record: BenchRecord) -> str:
@@ -105,7 +88,7 @@ def _page(records: Sequence[BenchRecord], path: Path) -> str:
         not_run={name: public_text(reason) for name, reason in records[0].not_run.items()} if is_one else {},
         plots=plots_of_run(records[0]) if is_one else [bars(clients)],
         published=published_ratios(records),
-        commands=list(dict.fromkeys(map(again, records))),
+        commands=_commands(records),
         links=[
             {"href": os.path.relpath(place, path.parent), "name": f"{place.parent.name}/{place.name}"}
             for record in records
@@ -126,7 +109,7 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         parts += [f"{said.sentence} {said.evidence}"]
     if ratios := published_ratios(records):
         parts.append(_markdown_table(ratios))
-    commands = "\n".join(dict.fromkeys(map(again, records)))
+    commands = "\n".join(_commands(records))
     return "\n\n".join(
         [*parts, f"{facts['Machine']}; {facts['Date']}; {facts['Versions']}.", f"```sh\n{commands}\n```"]
     )

@@ -126,8 +126,8 @@ def _ladder(record: BenchRecord, found: Sequence[ClientSummary]) -> Iterator[Plo
 
 def _sweeps(found: Sequence[ClientSummary]) -> Iterator[Plot]:
     """A plot for each setting that was swept, of the best of all values of the others."""
-    clients = [each for each in found if not each.is_probe]
-    for name in clients[0].settings:
+    for name in dict.fromkeys(name for each in found for name in each.settings):
+        clients = [each for each in found if not each.is_probe and name in each.settings]
         values = sorted({each.settings[name] for each in clients}, key=lambda value: (isinstance(value, str), value))
         lines: dict[str, dict[int, float]] = {each.name: {} for each in clients}
         for each in reversed(clients):  # the fastest last

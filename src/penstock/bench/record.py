@@ -107,7 +107,11 @@ class BenchRecord:
         """How much data there is, and what is not read of it."""
         data = self.run["data"]
         about = "about " if data.get("is_estimated") else ""
-        some = f", of which clients read the first {data['keys']:,}" if data["keys"] < data["objects_count"] else ""
+        some = (
+            f", of which other libraries read the first {data['keys']:,}"
+            if data["keys"] < data["objects_count"]
+            else ""
+        )
         noun = "object" if data["objects_count"] == 1 else "objects"
         others = f", {data['left_out']}" if data.get("left_out") else ""
         return f"{about}{data['objects_count']:,} {noun}{some}, {about}{format_bytes(data['total_bytes'])}{others}"

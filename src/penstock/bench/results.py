@@ -54,8 +54,8 @@ class ClientSummary:
         settings: The values of a sweep.
         is_ours: Whether it is penstock.
         samples_per_s: Samples per second, without the first batches, which were read ahead while the data set was made.
-        bytes_per_s: Bytes of the largest field per second, in the same time; of decoded pictures, as they are stored; of raw
-            reading, bytes of shards.
+        bytes_per_s: Bytes of the largest field per second, in the same time; of decoded pictures and of the samples of a
+            pipeline, as they are stored; of raw reading, bytes of shards.
         measured_s: Seconds of that time in all rounds.
         first_batch_s: Seconds until the first batch, from before the data set is made.
         window_s: Seconds for 100 batches: the mean of all complete windows but the first. If there are no two of them, 100
@@ -114,7 +114,8 @@ def grouped_turns(record: BenchRecord) -> list[list[dict[str, Any]]]:
 
 def summarise(record: BenchRecord) -> list[ClientSummary]:
     """Return a summary of each client and combination of settings, the fastest first, and then the probes, each by itself."""
-    stored_bytes = record.run["data"]["sample_bytes"] if is_decoded(record) else None
+    is_changed = is_decoded(record) or has_pipeline(record)
+    stored_bytes = record.run["data"]["sample_bytes"] if is_changed else None
     found = [_summary(turns, stored_bytes) for turns in grouped_turns(record)]
     return sorted(found, key=lambda each: (each.is_probe, each.is_probe and each.name, -each.samples_per_s.median))
 
@@ -131,8 +132,10 @@ def best_settings(found: Iterable[ClientSummary]) -> list[ClientSummary]:
 def _summary(turns: list[dict[str, Any]], stored_bytes: float | None) -> ClientSummary:
     windows = [seconds for turn in turns for seconds in windows_s(turn)]
     steady = [_steady(turn) for turn in turns]
+    used_bytes = sum(turn["bytes"] for turn in turns)
     if stored_bytes and turns[0]["name"] not in (RAW.name, UNDECODED.name):
         steady = [each._replace(size_bytes=each.samples * stored_bytes) for each in steady]
+        used_bytes = stored_bytes * sum(turn["samples"] for turn in turns)
     rows = [row for turn in turns for row in turn["monitor"] if row[0] >= turn["first_s"]]
     gpu_ratios = [row[5] for row in rows if row[5] is not None]
     looping_s = sum(max(1e-9, turn["seconds"] - turn["first_s"]) for turn in turns)
@@ -159,7 +162,7 @@ def _summary(turns: list[dict[str, Any]], stored_bytes: float | None) -> ClientS
         busy_ratio=statistics.mean(gpu_ratios) if gpu_ratios else min(1.0, step_s / looping_s) if step_s else None,
         is_gpu_measured=bool(gpu_ratios),
         requests=sum(requests) if requests else None,
-        fetched_ratio=fetched / sum(turn["bytes"] for turn in turns) if fetched else None,
+        fetched_ratio=fetched / used_bytes if fetched else None,
     )
 
 
@@ -243,7 +246,8 @@ class Verdict:
     """What limits the training loop.
 
     Attributes:
-        limit: ``step``, ``contention``, ``store``, ``decoding``, ``reading``, or ``unknown`` if too little was measured.
+        limit: ``step``, ``contention``, ``store``, ``decoding``, ``reading``, ``pipeline`` (the user's own: reading or its
+            stages), or ``unknown`` if too little was measured.
         evidence: The figures that show it, as sentences.
         advice: Sentences that say what to change.
     """
@@ -264,6 +268,7 @@ _LIMITS = {
     "store": "The store is the limit.",
     "decoding": "Decoding is the limit.",
     "reading": "Reading samples is the limit: neither the store nor the training step.",
+    "pipeline": "Reading samples or the pipeline's stages are the limit: neither the store nor the training step.",
     "unknown": "The limit is not known.",
 }
 
@@ -381,9 +386,14 @@ def _limit(record: BenchRecord, best: ClientSummary, allowed: Mapping[str, float
         advice = "Read on a host with more cores, or on more hosts: the processors are busy."
     else:
         advice = "Read in more processes: Loader(processes=)."
-    return "reading", compared, advice
+    return "pipeline" if has_pipeline(record) else "reading", compared, advice
 
 
 def is_decoded(record: BenchRecord) -> bool:
     """Return whether clients decoded pictures: where it was asked for, and the data has some."""
-    return bool(record.run["settings"]["decode"] and record.run["data"]["is_picture"])
+    return bool(record.run["settings"]["decode"] and record.run["data"]["is_picture"]) and not has_pipeline(record)
+
+
+def has_pipeline(record: BenchRecord) -> bool:
+    """Return whether clients read the user's own pipeline, whose samples may have any size."""
+    return bool(record.run["settings"].get("pipeline"))

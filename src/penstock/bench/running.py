@@ -268,7 +268,7 @@ class _Runner:
     ) -> None:
         self._data, self._options, self._record, self._stack = data, options, record, stack
         self._job = {
-            "keys": list(data.keys), "prefix": data.prefix, "batch": options.batch, "image": data.image,
+            "keys": list(data.keys), "prefix": data.prefix, "source": data.source, "batch": options.batch, "image": data.image,
             "label": data.label, "label_kind": data.label_kind, "format": data.format, "objects": data.format == "objects",
             "decode": options.decode and data.is_picture, "pixels": options.pixels, "shuffle": options.shuffle,
             "scratch": scratch,

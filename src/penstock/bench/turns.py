@@ -212,7 +212,10 @@ def surroundings() -> dict[str, Any]:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        except FileNotFoundError:  # slim images have no git
+            return ""
 
     model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -91,7 +91,10 @@ def advise(
             progress=lambda part: progress.update(description=part),
             **common,
         )
-    report = recommend(replace(report.profile, pipeline_name=pipeline))  # whose commands name it
+    is_function = pipeline is not None and function_of(pipeline, "--pipeline") is not common["pipeline"]
+    report = recommend(
+        replace(report.profile, pipeline_name=pipeline, is_pipeline_function=is_function)
+    )  # for commands
     (_print_json if as_json else _print)(report)
     if apply:
         text = f"\n# as code\n{code(report)}\n\n# as flags\n{flags(report)}"

@@ -116,14 +116,10 @@ def run(
         pipeline=pipeline, origin_log=origin_log,
     )  # fmt: skip
     found: Scenario | None = None
-    about = (
-        {
-            "scenario": scenario, "scale": scale, "scenario_url": url, "scenario_seconds": seconds,
-            "scenario_clients": options.clients,
-        }
-        if scenario
-        else {}
-    )  # fmt: skip
+    own = {"batch": batch, "decode": decode, "step": step, "pipeline": pipeline, "sweep": sweep, "scratch": scratch}
+    given = {"scenario": scenario, "scale": scale} if scenario else own
+    common = {"clients": clients, "seconds": seconds, "origin_log": origin_log, **asdict(connection)}
+    about = {"scenario": scenario, "command": _command(url, given | common)}
     with ExitStack() as stack:
         if scenario is not None:
             if (batch, decode, step, pipeline, swept, sizes) != (128, False, "none", None, {}, []):
@@ -160,6 +156,20 @@ def run(
         print_table("", ratios)
     if not any(best_settings(summarise(record)) for record in records):
         raise typer.Exit(1)  # each client is listed with the reason why it did not run
+
+
+def _command(url: str | None, given: dict[str, Any]) -> list[str]:
+    """Return the words of the command with these options, without secrets."""
+    words = ["penstock", "bench", "run", *([public_url(url)] if url else [])]
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is True:
+                words.append(option)
+            elif each is not None and each is not False:
+                text = f"{each:g}" if isinstance(each, float) else str(each)
+                words += [option, public_url(text) if "://" in text else text]
+    return words
 
 
 def _prepared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Any, cast
@@ -48,7 +49,9 @@ class WorkloadGroup:
     step_samples_per_s: float | None = option(
         "SAMPLES/S", "Samples that the step of one host takes per second without waiting.", names=("--step-rate",)
     )
-    sample_bytes: int | None = size("Bytes of a sample; default: 115KB, or an object if that is smaller.")
+    sample_bytes: int | None = size(
+        "Bytes of a sample; default: those of --bench; 115KB, or an object if that is smaller."
+    )
     returned_bytes: int | None = size("Bytes of all objects after a transform; default: as before it.")
     function_s: float | None = option(
         "S", "Time to transform one object; default: 5 s for 100 MB.", names=("--function-seconds",), min=0
@@ -93,7 +96,9 @@ def cost(
     objects: int | None = option("N", "Number of objects, instead of URL.", min=1),
     size_bytes: int | None = size("Bytes of all objects, e.g. 100TB, instead of URL.", names=("--bytes",)),
     run: WorkloadGroup,
-    bench: Path | None = option("DIR", "Record of penstock bench run: takes the rate of its fastest client."),
+    bench: Path | None = option(
+        "DIR", "Record of penstock bench run: takes its fastest rate, and its bytes of a sample."
+    ),
     pricing: PricesGroup,
     filters: FilterGroup,
     listed_max: int = option(
@@ -133,13 +138,8 @@ def cost(
         objects, size_bytes = listing.objects_count, listing.size_bytes
     elif url is not None or objects is None or size_bytes is None:
         raise ConfigError("name either a URL, or both --objects and --bytes", hint="--objects 1000000 --bytes 100TB")
-    delivered = None
-    if bench is not None:
-        client, delivered = _delivered(bench)
-        print_message(f"{client} delivered {delivered:.4g} samples/s, the most of {bench}")
-    workload = Workload(
-        objects_count=objects, size_bytes=size_bytes, delivered_samples_per_s=delivered, **cast("Any", asdict(run))
-    )
+    facts = {**asdict(run), **({} if bench is None else _measured(bench, run))}
+    workload = Workload(objects_count=objects, size_bytes=size_bytes, **cast("Any", facts))
     estimates = [estimate(reading, prices) for reading in workload.readings()]
     if as_json:
         _print_json(estimates, prices, listing)
@@ -241,12 +241,16 @@ def _print_json(estimates: list[Estimate], prices: Prices, listing: Listing | No
         print_result(json.dumps(line))
 
 
-def _delivered(folder: Path) -> tuple[str, float]:
-    """Return the fastest client of a record of ``penstock bench run``, and its samples per second."""
+def _measured(folder: Path, given: WorkloadGroup) -> dict[str, float]:
+    """Return the fastest rate of a record of ``penstock bench run``, and the bytes of a sample if none are given."""
+    from penstock.bench.clients import WARM
     from penstock.bench.record import BenchRecord
     from penstock.bench.results import summarise
 
-    found = next((each for each in summarise(BenchRecord.load(folder)) if not each.is_probe), None)
+    record = BenchRecord.load(folder)
+    found = next((each for each in summarise(record) if not each.is_probe and each.name != WARM), None)
     if found is None:
         raise ConfigError(f"{folder} holds no measurement of a client", hint="run penstock bench run again")
-    return found.label, found.samples_per_s.median
+    rate, stored_bytes = found.samples_per_s.median, record.run["data"]["stored_bytes"]
+    print_message(f"{found.label} delivered {rate:.4g} samples/s of {format_bytes(stored_bytes)}, the most of {folder}")
+    return {"delivered_samples_per_s": rate, "sample_bytes": given.sample_bytes or math.ceil(stored_bytes)}

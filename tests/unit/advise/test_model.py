@@ -210,5 +210,19 @@ def test_commands_name_the_connection_and_the_pipeline() -> None:
         "penstock advise s3://bucket/train/ --endpoint-url http://127.0.0.1:9000 --anonymous --pipeline train:data"
     )
     assert flags(report).startswith(f"{expected} --try ")
-    assert code(report).splitlines()[2] == "from train import data as pipeline"
+    assert "from train import data\n\npipeline = data\n" in code(report)
+    made = replace(report, profile=replace(profile, is_pipeline_function=True))
+    assert "from train import data\n\npipeline = data()\n" in code(made)
     assert "anonymous=True" in code(replace(report, profile=replace(profile, pipeline_name=None)))
+
+
+def test_a_packed_copy_lies_beside_what_a_pattern_names() -> None:
+    """The copy is not written into its own source, and what is advised for it afterwards asks the same store."""
+    profile = replace(
+        PROFILE, url="s3://bucket/train/*.jpg", options={"endpoint_url": "http://127.0.0.1:9000", "anonymous": True}
+    )
+    (advice,) = (each for each in recommend(profile).advice if each.topic == "shard size")
+    pack, then = advice.command.split(" && ")
+    assert pack.startswith("penstock pack 's3://bucket/train/*.jpg' --endpoint-url http://127.0.0.1:9000 --anonymous ")
+    assert " s3://bucket/train-packed/ " in pack
+    assert then == "penstock advise s3://bucket/train-packed/ --endpoint-url http://127.0.0.1:9000 --anonymous"

@@ -11,7 +11,7 @@ import pytest
 
 from measuring import made_record, turn
 from penstock.bench.clients import RAW, STEP_ALONE, UNDECODED
-from penstock.bench.page import again, markdown, write_page
+from penstock.bench.page import markdown, write_page
 from penstock.bench.record import BenchRecord
 from penstock.errors import ConfigError
 
@@ -136,9 +136,8 @@ def test_runs_in_folders_of_one_name(tmp_path: Path) -> None:
 
 def scenario_parts(folder: Path) -> list[BenchRecord]:
     """Two parts of a scenario whose published ratios are known, and the page of the first one."""
-    about = {
-        "scenario": "object-lambda", "scale": 0.1, "scenario_url": None, "scenario_seconds": 60, "scenario_clients": ["a b"]
-    }  # fmt: skip
+    command = "penstock bench run --scenario object-lambda --scale 0.1 --clients"
+    about = {"scenario": "object-lambda", "command": [*command.split(), "a b"]}
     rates = {
         "tars, 8MB": {"TensorFlow, py_function": 10, "penstock, gateway handler": 200},
         "stored TFRecords": {"penstock, TensorFlow": 800},
@@ -156,7 +155,7 @@ def test_the_parts_of_a_scenario(tmp_path: Path) -> None:
     """Published ratios stand beside ours, as page and as Markdown; one command makes all parts, and their pages are linked."""
     records = scenario_parts(tmp_path)
     page, text = written(tmp_path, *records), markdown(records)
-    command = "penstock bench run --scenario object-lambda --scale 0.1 --seconds 60 --clients 'a b'"
+    command = "penstock bench run --scenario object-lambda --scale 0.1 --clients 'a b'"
     assert text.count(command) == 1
     assert page.count("penstock bench run --scenario object-lambda") == 1
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
@@ -186,9 +185,9 @@ def test_requests_over_time(tmp_path: Path) -> None:
     assert "received MB/s, requests/s over time for penstock (cache=1GB); penstock (cache=none)" in page
 
 
-def test_the_command_that_makes_it_again(tmp_path: Path) -> None:
-    """It has the settings of the run, quoted for a shell, and no secret."""
-    assert again(complete(tmp_path)) == (
-        "penstock bench run s3://bucket/train/ --endpoint-url http://127.0.0.1:9000 --clients penstock --batch 10 --decode "
-        "--step gpu --seconds 120 --sweep workers=1,2"
-    )
+def test_a_setting_that_only_some_clients_have(tmp_path: Path) -> None:
+    """A sweep has a plot of those that have it, whichever is the fastest."""
+    for rate in (50, 500):
+        swept = [turn("penstock", 100 * value, settings={"prefetch": value}) for value in (1, 4)]
+        record = made_record(tmp_path / str(rate), *swept, turn("connector, map", rate, settings={}))
+        assert "By prefetch" in written(tmp_path, record)

@@ -8,7 +8,9 @@ import pytest
 
 from measuring import made_record, turn
 from penstock.bench.record import FILE, BenchRecord
+from penstock.bench.turns import surroundings
 from penstock.errors import ConfigError, DataError
+from penstock.version import __version__
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -61,3 +63,9 @@ def test_the_parts_of_a_run(tmp_path: Path) -> None:
     assert [record.path.parent.name for record in BenchRecord.load_parts(tmp_path / "a")] == ["a"]
     with pytest.raises(ConfigError, match="has no record"):
         BenchRecord.load_parts(tmp_path / "c")
+
+
+def test_a_machine_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version stands for the commit, as in slim images."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert surroundings()["commit"] == __version__

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from measuring import made_record, turn
+from measuring import SAMPLE_BYTES, made_record, turn
 from penstock.bench.clients import DECODING, RAW, STEP_ALONE, UNDECODED, WARM
+from penstock.bench.record import BenchRecord
 from penstock.bench.results import Verdict, allowed_by_parts, summarise, table, verdict
 from penstock.bench.running import names_of, selected
 from penstock.errors import ConfigError
@@ -123,6 +124,20 @@ def test_headers_count_as_bytes_of_the_store(tmp_path: Path) -> None:
     """Small samples take more of a tar than their largest field has."""
     assert of(tmp_path / "a", raw(0.2), turn(OURS, 90)).limit == "reading"
     assert of(tmp_path / "b", raw(0.2), turn(OURS, 90), stored_bytes=2000).limit == "store"
+
+
+def test_a_pipeline_of_the_users(tmp_path: Path) -> None:
+    """What it decodes is larger than what is stored, of which the store gives more; reading and its stages are one."""
+    decoded = turn(OURS, 100, sample_bytes=224 * 224 * 3, fetched_bytes=600_000)
+    for number, (settings, limit) in enumerate(
+        [({"pipeline": "train:data"}, "pipeline"), ({"decode": True}, "unknown")]
+    ):
+        found = of(folder := tmp_path / str(number), raw(5), decoded, settings=settings)
+        assert found.limit == limit
+        (_, summary) = sorted(summarise(BenchRecord.load(folder)), key=lambda each: each.name == OURS)
+        assert summary.bytes_per_s.median == pytest.approx(100 * SAMPLE_BYTES)
+        assert summary.fetched_ratio == pytest.approx(600_000 / decoded["samples"] / SAMPLE_BYTES)
+    assert "0.1 of the 5 MB/s" in of(tmp_path / "more", raw(5), decoded, settings={"pipeline": "train:data"}).evidence
 
 
 def test_decoding_is_the_limit(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_difference_is_the_cost_of_data() -> None:
 
 def test_data_that_costs_nothing() -> None:
     """Batches in memory are no bottleneck, and an iterable that ends early gives fewer windows."""
-    cost = step(lambda _: time.sleep(0.002), list(range(9)), batches=20)
+    cost = step(lambda _: time.sleep(0.03), list(range(9)), batches=20)
     assert (cost.batches, cost.verdict.partition(":")[0]) == (6, "Data is not the bottleneck")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from measuring import made_record, turn
-from penstock.bench.clients import RAW
+from penstock.bench.clients import RAW, WARM
 from penstock.cli.app import run
 from penstock.store.memory import MemoryStore
 from penstock.version import install_hint
@@ -151,10 +151,12 @@ def test_prices_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_rate_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A record and the step's rate say how long the GPUs wait."""
-    made_record(tmp_path, turn(RAW.name, 1000.0), turn("penstock", 69.0), turn("webdataset, boto3", 50.0))
+    turns = turn(RAW.name, 1000.0), turn(WARM, 500.0), turn("penstock", 69.0), turn("webdataset, boto3", 50.0)
+    made_record(tmp_path, *turns, stored_bytes=11_500)
     arguments = ["--bench", str(tmp_path), "--step-rate", "138", "--price-per-hour", "10"]
-    found = lines(capsys, "cost", "--objects", "10", "--bytes", "57132GB", *arguments)
-    assert options(found, "full-speed")["idle-gpu"]["option_dollars"] == pytest.approx(10000, rel=1e-3)
+    for size, given in (("5713.2GB", []), ("57132GB", ["--sample-bytes", "115KB"])):  # a record knows its samples' size
+        found = lines(capsys, "cost", "--objects", "10", "--bytes", size, *arguments, *given)
+        assert options(found, "full-speed")["idle-gpu"]["option_dollars"] == pytest.approx(10000, rel=1e-3)
 
 
 def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ Commands:
 Any failure answers {"error": text}. Credentials and region come from the environment, as each library finds them.
 
 A job has "keys" (of the bucket, in order), "prefix" (their folder), "format", "batch", and the names of two fields, "image"
-(the largest) and "label" (or null). Other entries are read by single clients.
+(the largest) and "label" (or null). Other entries are read by single clients: "source" is the prefix, pattern or key that names
+the keys, or the keys, if it is not their folder.
 """
 
 from __future__ import annotations

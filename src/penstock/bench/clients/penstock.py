@@ -124,7 +124,8 @@ class Penstock:
 
     def source(self, job: dict[str, Any], keys: list[str] | None = None) -> Any:
         """The data set, or only `keys` of it."""
-        urls = [f"{self.root}/{key}" for key in keys] if keys else f"{self.root}/{loop.folder_of(job)}"
+        names = keys or job.get("source", loop.folder_of(job))
+        urls = f"{self.root}/{names}" if isinstance(names, str) else [f"{self.root}/{name}" for name in names]
         made_here = {"format": "tfrecord"} if self.through and job["format"] == "tar" else {}
         return (ps.objects if job.get("objects") else ps.shards)(urls, **self.connection, **made_here)
 
@@ -167,7 +168,7 @@ class Penstock:
                 path = Path(self.folder, blob.key)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(blob.data)
-        self.root, self.connection = self.folder, {}
+        self.root, self.connection, self.keys = self.folder, {}, keys
 
     def _chunks(self, job: dict[str, Any]) -> Iterator[loop.Batch]:
         """Ranges of ``chunk_bytes`` at random places of the shards."""

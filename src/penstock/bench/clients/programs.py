@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.clients import loop
+from penstock.text.patterns import is_pattern, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,13 +117,16 @@ def mounted(way: str, url: str | None, bucket: str, directory: str) -> Iterator[
 
 
 def download(url: str | None, bucket: str, job: dict[str, Any], directory: str) -> None:
-    """Download the data set.
+    """Download the data set; where its keys have others beside them, all with the suffixes of its keys.
 
     Raises:
         RuntimeError: It took longer than the job may.
     """
-    folder = loop.folder_of(job)
-    command = [*PENSTOCK, "cp", f"s3://{bucket}/{folder}", f"{directory}/{folder}", *_connection(url)]
+    source, included = job.get("source", loop.folder_of(job)), set[str]()
+    if not isinstance(source, str):
+        source, included = loop.folder_of(job), {f"--include=*{PurePosixPath(key).suffix}" for key in source}
+    target = split_glob(f"/{source}")[0] if is_pattern(source) else f"/{source}"
+    command = [*PENSTOCK, "cp", *included, f"s3://{bucket}/{source}", f"{directory}{target}", *_connection(url)]
     try:
         subprocess.run(
             command, check=True, timeout=max(DOWNLOAD_S, job["seconds_max"]) if job.get("seconds_max") else None
