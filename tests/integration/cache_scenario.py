@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -73,6 +74,13 @@ def crowd(data: str, folder: str) -> None:
 def main(scenario: str, data: str, folder: str) -> None:
     if scenario == "crowd":
         crowd(data, folder)
+        return
+    if scenario == "change":
+        with cached(LocalStore(data), folder, metadata_ttl_s=math.inf) as store:
+            store.write("00", b"new")
+            store.write("missing", b"new")
+            store.copy("00", "01")
+            store.delete("02")
         return
     if scenario == "stuck":
         store = cached(Stuck(data), folder)

@@ -22,6 +22,7 @@ import penstock as ps
 from forking import exit_code_of, start_child
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.maintenance import survey, verify
+from penstock.errors import ObjectMissingError
 from penstock.store.local import LocalStore
 from store_contract.support import content
 
@@ -189,6 +190,25 @@ def test_killed_at_any_moment(processes: Processes) -> None:
         assert store.statistics().used_bytes == found.size_bytes
     assert list((processes.cache / "v1/temporary").iterdir()) == []
     assert processes.answer(processes.start("epoch"))["corrupt_count"] == 0
+
+
+def test_a_write_is_visible_to_other_processes_at_once(processes: Processes) -> None:
+    """With an endless TTL, a process that knows objects, or that they are missing, sees what another process writes."""
+    config = CacheConfig(processes.cache, 10**9, free_ratio_min=0.0, metadata_ttl_s=math.inf)
+    with Cached(LocalStore(processes.data), config) as store:
+        for index in range(4):
+            assert store.read(f"{index:02}").data == content(300_000, index)
+        with pytest.raises(ObjectMissingError):
+            store.stat("missing")
+        changing = processes.start("change")
+        _, errors = changing.communicate(timeout=60)
+        assert changing.returncode == 0, errors
+        for key in ("00", "01", "missing"):
+            assert bytes(store.read(key).data) == b"new"
+            assert store.stat(key).size_bytes == 3
+        with pytest.raises(ObjectMissingError):
+            store.read("02")
+        assert store.read("03").data == content(300_000, 3)
 
 
 def test_a_forked_child_reads_on(processes: Processes) -> None:

@@ -544,17 +544,19 @@ class UnpinnedGet(InnerRequest):
         is_first: Whether the disk had no entry about the key.
     """
 
-    __slots__ = ("_claim", "_completion", "_is_first", "_sent_s")
+    __slots__ = ("_claim", "_completion", "_generation", "_is_first", "_sent_s")
 
     def __init__(self, read: CachedRead, claim: Claim, *, is_first: bool) -> None:
         super().__init__(read, read.sink.landing)
         self._claim = claim
         self._is_first = is_first
         self._completion: Completion | None = None
+        self._generation = 0
         self._sent_s = 0.0
 
     def submit(self) -> Transfer | None:
         """Send the request; None if that failed at once, and the read with it."""
+        self._generation = self._read.context.metadata.generation()
         self._sent_s = time.monotonic()
         try:
             return self._read.context.inner.submit(self._read.operation, self)
@@ -586,7 +588,8 @@ class UnpinnedGet(InnerRequest):
         _, digest = context.identities.of_version(key, info.etag)
         blocks = self._blocks(completion, body)
         held = context.claims.hold(digest, [index for index, _ in blocks])
-        context.metadata.put(key, info._replace(key=key), self._sent_s)  # only now: others then find these claims
+        # Only now: others then find these claims.
+        context.metadata.put(key, info._replace(key=key), self._sent_s, self._generation)
 
         def ended() -> None:
             data_of = dict(blocks)
@@ -610,7 +613,7 @@ class UnpinnedGet(InnerRequest):
             if entries:
                 context.directory.write(entries)
         elif type(completion.error) is ObjectMissingError:
-            context.metadata.keep(operation.key, None, self._sent_s)
+            context.metadata.keep(operation.key, None, self._sent_s, self._generation)
         elif isinstance(completion.error, ObjectChangedError):
             context.metadata.changed(operation.key)
         self._end()
@@ -626,7 +629,7 @@ class UnpinnedGet(InnerRequest):
             return []
         as_hint = read.operation.if_match is None
         entries = context.metadata.entries_of(
-            key, info._replace(key=key), self._sent_s, as_hint=as_hint, is_first=self._is_first
+            key, info._replace(key=key), self._sent_s, self._generation, as_hint=as_hint, is_first=self._is_first
         )
         identity, digest = context.identities.of_version(key, info.etag)
         blocks = [
@@ -662,10 +665,11 @@ class Revalidation(InnerRequest):
         read: The read.
     """
 
-    __slots__ = ("_sent_s",)
+    __slots__ = ("_generation", "_sent_s")
 
     def __init__(self, read: CachedRead) -> None:
         super().__init__(read)
+        self._generation = read.context.metadata.generation()
         self._sent_s = time.monotonic()
 
     def submit(self) -> Transfer | None:
@@ -688,11 +692,11 @@ class Revalidation(InnerRequest):
         try:
             read.add_attempts(completion.attempts)
             if type(completion.error) is ObjectMissingError:
-                metadata.keep(key, None, self._sent_s)
+                metadata.keep(key, None, self._sent_s, self._generation)
             if completion.error is not None:
                 raise completion.error
             assert info is not None
-            metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=True)
+            metadata.keep(key, info._replace(key=key), self._sent_s, self._generation, as_hint=True)
             if is_version(info.etag):
                 read.plan(info)
             else:

@@ -5,14 +5,18 @@ no request. On disk, with a TTL, it serves other processes and the next run. The
 was *sent*. A reader trusts an older answer only within the TTL, and always trusts an answer whose request was sent after the
 reader's own.
 
-Ages on disk use the wall clock; an entry from the future is not trusted. A page of a listing is valid until the TTL is
-over or a process of this node writes to the bucket through its cache: every write appends a byte to ``generation-BUCKET``,
-whose size a page must match.
+Ages on disk use the wall clock; an entry from the future is not trusted.
+
+A write through any cache of this node ends the TTL at once. Every write appends the digest of its key to
+``generation-BUCKET`` after the store has answered. Each answer is kept with the size of that file before its request was
+sent. Metadata of an object is trusted if the file has no digest of its key behind that place, and a page of a listing if the
+size is still the same.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -20,7 +24,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache.directory import NewEntry, new_entry
-from penstock.cache.entry import LISTING, MISSING, STAT, entry_name
+from penstock.cache.entry import LISTING, MISSING, STAT, digest_of, entry_name
 from penstock.system import forks
 from penstock.system.private import open_private
 from penstock.types import ListPage, ObjectInfo, Page
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 
 _KEYS_COUNT_MAX = 1 << 18
 """Largest number of objects remembered in memory, at about 300 bytes each; when it is reached, the oldest half is dropped."""
+
+_NOTE_BYTES = 8
+"""Bytes of a key's digest that note a write."""
+_NOTES_BYTES_MAX = 1 << 16
+"""After 8 192 writes by the node an answer is not trusted any more, so that looking for its key takes at most 50 µs."""
 
 _KEPT_HEADERS = frozenset(
     {
@@ -59,10 +68,12 @@ class KnownObject(NamedTuple):
     Attributes:
         info: The object; None if it does not exist. Without an ETag its version is not known, and the store must be asked.
         sent_s: When the request was sent, on the monotonic clock, in seconds.
+        generation: Value of ``Metadata.generation()`` before it was sent.
     """
 
     info: ObjectInfo | None
     sent_s: float
+    generation: int
 
 
 class Metadata:
@@ -93,13 +104,14 @@ class Metadata:
         """Return the metadata of a key in this process, whatever its age."""
         return self._known.get(key)
 
-    def put(self, key: Key, info: ObjectInfo | None, sent_s: float) -> None:
+    def put(self, key: Key, info: ObjectInfo | None, sent_s: float, generation: int) -> None:
         """Remember an answer in memory, unless a more recent one is known.
 
         Args:
             key: Key of the object.
             info: The object; None if it does not exist.
             sent_s: When the request was sent, on the monotonic clock, in seconds.
+            generation: Value of ``generation()`` before the request was sent.
         """
         if info is not None and not is_version(info.etag):
             info = ObjectInfo(key, 0)
@@ -113,7 +125,7 @@ class Metadata:
             if len(known) >= _KEYS_COUNT_MAX:
                 for old in list(known)[: _KEYS_COUNT_MAX // 2]:
                     del known[old]
-            known[key] = KnownObject(info, sent_s)
+            known[key] = KnownObject(info, sent_s, generation)
 
     def forget(self, key: Key) -> None:
         """Forget a key that is being written; its new version is not known before the write has ended."""
@@ -122,37 +134,45 @@ class Metadata:
 
     def changed(self, key: Key) -> None:
         """Note that the store has another version of a key than the one requested, but did not say which."""
-        self.put(key, ObjectInfo(key, 0), time.monotonic())
+        self._mark_unknown(key)
         self._directory.remove(entry_name(STAT, self._identities.of_key(key)))
+
+    def _mark_unknown(self, key: Key) -> None:
+        """Have the store asked for the version of a key."""
+        self.put(key, ObjectInfo(key, 0), time.monotonic(), self.generation())
 
     def fresh_or_hint(self, key: Key, submitted_s: float) -> tuple[KnownObject | None, ObjectInfo | None]:
         """Return what ``fresh`` returns and, if that is None, the last version that any process of this node saw.
 
         Blocks of that version may be on the disk, but whether it is still current must be checked before they are used.
 
-        Cost: nothing for keys that this process knows; otherwise an attempt to open one file, or with a TTL two.
+        Cost: without a TTL, nothing for keys that this process knows, and otherwise an attempt to open one file. With a TTL,
+            one system call for keys that it knows, and otherwise attempts to open two files.
         """
         known = self._known.get(key)
-        if known is not None and self._is_fresh(known, submitted_s):
+        if known is not None and self._is_fresh(key, known, submitted_s):
             is_useful = known.info is None or known.info.etag is not None
             return (known, None) if is_useful else (None, known.info)
         seen = known
         kinds = (STAT, MISSING) if self.ttl_s else (STAT,) if known is None else ()  # that may say more about the key
         for kind in kinds:
             found = self._on_disk(kind, key)
-            if found is not None and self.ttl_s and self._is_fresh(found, submitted_s):
-                self.put(key, found.info, found.sent_s)
+            if found is not None and self.ttl_s and self._is_fresh(key, found, submitted_s):
+                self.put(key, *found)
                 return found, None
             if kind == STAT:
                 seen = seen or found
         return None, seen.info if seen is not None else None
 
     def fresh_in_memory(self, key: Key) -> ObjectInfo | None:
-        """Return the version of a key that may be trusted without asking the store, if this process knows it."""
+        """Return the version of a key that may be trusted without asking the store, if this process knows it.
+
+        Cost: 2.5 µs with one system call; after writes to the bucket, once for each key another 5 µs to read their notes.
+        """
         known = self._known.get(key)
         if known is None or known.info is None or known.info.etag is None:
             return None
-        return known.info if time.monotonic() - known.sent_s < self.ttl_s else None
+        return known.info if self._is_fresh(key, known, math.inf) else None
 
     def _on_disk(self, kind: int, key: Key) -> KnownObject | None:
         """Return the metadata of a key on disk; None if its entry is from the future, as the clock was set back."""
@@ -161,68 +181,114 @@ class Metadata:
         if found is None or found[0].kind != kind:
             return None
         age_s = time.time() - found[0].sent_s
-        info = _info(json.loads(bytes(found[1])))._replace(key=key) if kind == STAT else None
-        return KnownObject(info, time.monotonic() - age_s) if age_s >= 0 else None
+        row = json.loads(bytes(found[1]) or b"[0]")  # earlier versions stored no generation
+        generation = row[-1] if isinstance(row[-1], int) else 0
+        info = _info(row)._replace(key=key) if kind == STAT else None
+        return KnownObject(info, time.monotonic() - age_s, generation) if age_s >= 0 else None
 
-    def _is_fresh(self, known: KnownObject, submitted_s: float) -> bool:
-        return known.sent_s >= submitted_s or time.monotonic() - known.sent_s < self.ttl_s
+    def _is_fresh(self, key: Key, known: KnownObject, submitted_s: float) -> bool:
+        if known.sent_s >= submitted_s:
+            return True
+        if time.monotonic() - known.sent_s >= self.ttl_s:
+            return False
+        generation = self.generation()
+        if generation != known.generation:
+            if self._was_written(key, known.generation, generation):
+                return False
+            with self._lock:
+                if self._known.get(key) is known:  # so that these writes are not looked through again
+                    self._known[key] = known._replace(generation=generation)
+        return True
 
-    def keep(self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False) -> None:
+    def _was_written(self, key: Key, start: int, end: int) -> bool:
+        """Whether a process of this node may have written a key between two values of ``generation()``."""
+        if not 0 < end - start <= _NOTES_BYTES_MAX:
+            return True
+        try:
+            with open(self._generation_path, "rb", buffering=0) as file:  # noqa: PTH123 - paths are text here
+                file.seek(start)
+                notes = file.read(end - start)
+        except OSError:
+            return True
+        return len(notes) < end - start or self._note(key) in notes
+
+    def _note(self, key: Key) -> bytes:
+        return bytes.fromhex(digest_of(self._identities.of_key(key)))[:_NOTE_BYTES]
+
+    def keep(self, key: Key, info: ObjectInfo | None, sent_s: float, generation: int, *, as_hint: bool = False) -> None:
         """Remember an answer in memory, and on disk if there is a TTL.
 
         Args:
             key: Key of the object.
             info: The object; None if it does not exist.
             sent_s: When the request was sent, on the monotonic clock, in seconds.
+            generation: Value of ``generation()`` before the request was sent.
             as_hint: Whether to store it on disk without a TTL too, for ``hint``.
 
         Cost: writing a small file.
         """
-        if entries := self.entries_of(key, info, sent_s, as_hint=as_hint):
+        if entries := self.entries_of(key, info, sent_s, generation, as_hint=as_hint):
             self._directory.write(entries)
 
     def entries_of(
-        self, key: Key, info: ObjectInfo | None, sent_s: float, *, as_hint: bool = False, is_first: bool = False
+        self,
+        key: Key,
+        info: ObjectInfo | None,
+        sent_s: float,
+        generation: int,
+        *,
+        as_hint: bool = False,
+        is_first: bool = False,
     ) -> list[NewEntry]:
         """Remember an answer in memory, and return what ``keep`` stores, for a caller that stores it with other entries.
 
         With `is_first`, the disk had no entry for the key a moment ago, so none is removed. If another process has stored one
         since, the new one takes its place, and the number of its folder is too high by a page until the next scan.
         """
-        self.put(key, info, sent_s)
+        self.put(key, info, sent_s, generation)
         if (self.ttl_s == 0 and not as_hint) or (info is not None and not is_version(info.etag)):
             return []
         identity = self._identities.of_key(key)
-        data = b"" if info is None else json.dumps(_row(info._replace(key=self._identities.stored_key(key)))).encode()
+        row = [] if info is None else _row(info._replace(key=self._identities.stored_key(key)))
+        data = json.dumps([*row, generation]).encode()
         kind = MISSING if info is None else STAT
         if not is_first:
             self._directory.remove(entry_name(kind, identity))  # so that it counts no more
         return [_new_entry(kind, identity, data, sent_s)]
 
     def written(self, key: Key) -> None:
-        """Invalidate the metadata of a key that was written or deleted through this cache, for the whole node."""
-        # Without an ETag: the store must be asked for the new version.
-        self.put(key, ObjectInfo(key, 0), time.monotonic())
-        if self.ttl_s == 0:
-            return
+        """Invalidate the metadata of a key that was written or deleted through this cache, for the whole node.
+
+        Without a TTL too: other processes of the node may have one.
+        """
+        self._append(self._note(key))
+        self._mark_unknown(key)
         identity = self._identities.of_key(key)
         for kind in (STAT, MISSING):
             self._directory.remove(entry_name(kind, identity))
+
+    def generation(self) -> int:
+        """Return the bytes that note writes to the bucket through caches of this node; read it before sending a request.
+
+        It is 0 without a TTL, as nothing is trusted then. Cost: one system call, 2 µs.
+        """
+        if self.ttl_s == 0:
+            return 0
+        try:
+            return os.stat(self._generation_path).st_size  # noqa: PTH116
+        except OSError:
+            self._append(b"")  # looking at a file that exists costs a third
+            return 0
+
+    def _append(self, note: bytes) -> None:
         with suppress(OSError):
             fd = open_private(self._generation_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
-                os.write(fd, b".")
+                os.write(fd, note)
             finally:
                 os.close(fd)
 
     # ── listings ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def generation(self) -> int:
-        """Return the number of writes to the bucket through caches of this node; read it before requesting a page."""
-        try:
-            return os.stat(self._generation_path).st_size  # noqa: PTH116
-        except OSError:
-            return 0
 
     def page(self, operation: ListPage) -> Page | None:
         """Return a page of a listing from the disk if it may be trusted, and remember its objects."""
@@ -239,7 +305,7 @@ class Metadata:
         if generation != self.generation():
             return None
         page = Page([_info(row) for row in rows], prefixes, token)
-        self._learn(page, time.monotonic() - age_s)
+        self._learn(page, time.monotonic() - age_s, generation)
         return page
 
     def keep_page(self, operation: ListPage, page: Page, sent_s: float, generation: int) -> None:
@@ -253,7 +319,7 @@ class Metadata:
 
         Cost: about 1 ms per 1 000 keys.
         """
-        self._learn(page, sent_s)
+        self._learn(page, sent_s, generation)
         if self.ttl_s == 0 or generation != self.generation():
             return
         identity = self._identities.of_page(operation)
@@ -262,9 +328,9 @@ class Metadata:
         self._directory.remove(entry_name(LISTING, identity))  # so that it counts no more
         self._directory.write([_new_entry(LISTING, identity, data, sent_s)])
 
-    def _learn(self, page: Page, sent_s: float) -> None:
+    def _learn(self, page: Page, sent_s: float, generation: int) -> None:
         for info in page.objects:
-            self.put(info.key, info, sent_s)
+            self.put(info.key, info, sent_s, generation)
 
 
 def _new_entry(kind: int, identity: bytes, data: bytes, sent_s: float) -> NewEntry:
@@ -295,11 +361,9 @@ def kept_headers(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _row(info: ObjectInfo) -> list[object]:
-    row = [info.key, info.size_bytes, info.etag, info.last_modified_s, dict(info.checksums)]
-    if info.headers:
-        headers = kept_headers(info.headers)
-        row.append({name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()})
-    return row
+    kept = kept_headers(info.headers) if info.headers else {}
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in kept.items()}
+    return [info.key, info.size_bytes, info.etag, info.last_modified_s, dict(info.checksums), headers]
 
 
 def _info(row: list[Any]) -> ObjectInfo:

@@ -142,9 +142,10 @@ class MetadataQuery(_PassedOperation):
             return
         assert isinstance(operation, Head)
         if type(completion.error) is ObjectMissingError:
-            metadata.keep(operation.key, None, self.sent_s)
+            metadata.keep(operation.key, None, self.sent_s, self._generation)
         elif completion.error is None and completion.info is not None:
-            metadata.keep(operation.key, completion.info._replace(key=operation.key), self.sent_s)
+            info = completion.info._replace(key=operation.key)
+            metadata.keep(operation.key, info, self.sent_s, self._generation)
 
 
 class WriteThrough(_PassedOperation):

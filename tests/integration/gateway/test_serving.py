@@ -104,6 +104,18 @@ def test_boto3_reads_from_it(start: Start, workers: int) -> None:
     assert 'GET "/data/deep/a.bin" 206 5 ' in re.sub(r"\?x-id=GetObject", "", gateway.text)
 
 
+def test_a_write_is_visible_in_all_processes(start: Start) -> None:
+    """With a TTL, what a client has written through one process is read through every other one at once."""
+    gateway = start("--workers", "2", "--read-write", "--metadata-ttl", "1h")
+    for number in range(5):
+        value = b"value %d" % number
+        client = client_of(gateway)
+        client.put_object(Bucket="data", Key="k", Body=value)
+        client.close()
+        # Each request has a connection of its own, so that both processes answer some of them.
+        assert {gateway.get("/data/k") for _ in range(12)} == {value}
+
+
 def test_each_process_stays_on_a_processor_of_its_own(start: Start) -> None:
     """Processes stay on one processor each, on different ones if there are several; with `all`, they use all of them."""
     allowed = os.sched_getaffinity(0)

@@ -31,6 +31,7 @@ from penstock.fetch import PlanItem
 from penstock.fetch.budget import process_budget
 from penstock.loader.explain import warm_cache
 from penstock.store.faulty import Faulty
+from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
 from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo
@@ -166,6 +167,91 @@ def test_a_write_ends_listings_of_all_processes(world: World) -> None:
     assert list(first.list()) == []
 
 
+@pytest.mark.parametrize("writer_ttl_s", [0.0, math.inf])
+def test_a_write_ends_the_metadata_of_all_processes(world: World, writer_ttl_s: float) -> None:
+    """What a process remembers within the TTL, also that a key is missing, ends with a write by another, for that key alone."""
+    for key in ("put", "copied", "deleted", "other"):
+        world.memory.write(key, b"old")
+    writer = world.cache(metadata_ttl_s=writer_ttl_s)
+    reader = world.cache(metadata_ttl_s=math.inf)
+    keys = [info.key for info in reader.list()]
+    assert {bytes(reader.read(key).data) for key in keys} == {b"old"}
+    with pytest.raises(ObjectMissingError):
+        reader.read("missing")
+    assert reader.stat_nowait("put") == reader.stat("put")
+    writer.write("put", b"new")
+    writer.write("missing", b"new")
+    writer.copy("put", "copied")
+    writer.delete("deleted")
+    for key in ("put", "copied", "deleted"):
+        assert reader.stat_nowait(key) is None
+    for key in ("put", "copied", "missing"):
+        assert bytes(reader.read(key).data) == b"new"
+    for ask in (reader.stat, reader.read):
+        with pytest.raises(ObjectMissingError):
+            ask("deleted")
+    before = world.asked()
+    for key in ("other", "put", "missing"):
+        assert reader.stat_nowait(key) == reader.stat(key)
+        reader.read(key)
+    assert world.asked() == before
+
+
+def test_metadata_is_asked_for_after_very_many_writes(world: World) -> None:
+    """An answer is not looked for in the notes of more than 8 192 writes; the store is asked, once."""
+    world.memory.write("k", b"x")
+    writer, reader = world.cache(), world.cache(metadata_ttl_s=math.inf)
+    reader.stat("k")
+    for count, requests in ((8192, 1), (8193, 2), (1, 2)):
+        writer.note_written(["other"] * count)
+        reader.stat("k")
+        assert world.asked() == {"Head": requests}
+
+
+@pytest.mark.parametrize("writes_itself", [True, False])
+@pytest.mark.parametrize("operation", [Head("k"), Get("k")])
+def test_an_answer_from_before_a_write_is_not_kept(
+    world: World, tmp_path: Path, operation: Head | Get, writes_itself: bool
+) -> None:
+    """If an object is written while an answer about it is on its way, no process trusts that answer afterwards."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "k").write_bytes(b"old")
+    held = _HeldAnswer(folder)
+    reader = world.cache(held, metadata_ttl_s=math.inf)
+    writer = reader if writes_itself else world.cache(LocalStore(folder), metadata_ttl_s=math.inf)
+    _, sink = submit(reader, operation)
+    assert held.begun.wait(10)
+    writer.write("k", b"replaced")
+    held.gate.set()
+    info = sink.wait().info
+    assert info is not None
+    assert info.size_bytes == 3  # the operations overlap, so the old version is a right answer
+    for store in (world.cache(LocalStore(folder), metadata_ttl_s=math.inf), reader, writer):
+        assert store.stat("k").size_bytes == 8
+        assert bytes(store.read("k").data) == b"replaced"
+
+
+class _HeldAnswer(LocalStore):
+    """Files whose first answer to a Head or Get is on its way until the gate opens."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+
+    def _head(self, operation: Head) -> ObjectInfo:
+        info = super()._head(operation)
+        self.begun.set()
+        assert self.gate.wait(10)
+        return info
+
+    def _get(self, operation: Get, job: Any) -> None:
+        super()._get(operation, job)
+        self.begun.set()
+        assert self.gate.wait(10)
+
+
 def test_the_ttl_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry older than the TTL is not used, nor one from the future after the clock was set back."""
     world.memory.write("k", b"x")
@@ -249,7 +335,7 @@ def test_a_shared_block_of_another_size_is_an_error_for_one_alone(world: World) 
     info = next(iter(store.list()))
     _, first_sink = submit(store, Get("k", ByteRange(0, 100), info.etag))
     assert held.begun.wait(10)
-    store.context.metadata.put("k", info._replace(size_bytes=3000), time.monotonic())
+    store.context.metadata.put("k", info._replace(size_bytes=3000), time.monotonic(), 0)
     _, second_sink = submit(store, Get("k", ByteRange(0, 3000), info.etag))
     while store.statistics().shared_count == 0:
         threading.Event().wait(0.001)
