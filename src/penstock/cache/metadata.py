@@ -43,6 +43,8 @@ _NOTE_BYTES = 8
 """Bytes of a key's digest that note a write."""
 _NOTES_BYTES_MAX = 1 << 16
 """After 8 192 writes by the node an answer is not trusted any more, so that looking for its key takes at most 50 µs."""
+_FILE_BYTES_MAX = 1 << 23
+"""Notes that a file holds, of a million writes, before an empty one takes its place."""
 
 _KEPT_HEADERS = frozenset(
     {
@@ -282,11 +284,27 @@ class Metadata:
 
     def _append(self, note: bytes) -> None:
         with suppress(OSError):
-            fd = open_private(self._generation_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            try:
-                os.write(fd, note)
-            finally:
-                os.close(fd)
+            is_in_place = False
+            while not is_in_place:
+                fd = open_private(self._generation_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                try:
+                    os.write(fd, note)
+                    status = os.fstat(fd)
+                finally:
+                    os.close(fd)
+                is_in_place = status.st_nlink > 0  # another file may have taken its place meanwhile
+            if status.st_size % _FILE_BYTES_MAX < len(note):  # this is the note that reaches the bound
+                self._begin_anew(status.st_size + 2 * _NOTES_BYTES_MAX)
+
+    def _begin_anew(self, size_bytes: int) -> None:
+        """Replace the file by a longer one with a hole in place of notes, so that no earlier answer is trusted any more."""
+        path = f"{self._generation_path}.{os.getpid()}-{threading.get_ident()}"
+        fd = open_private(path, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.ftruncate(fd, size_bytes)
+        finally:
+            os.close(fd)
+        os.replace(path, self._generation_path)  # noqa: PTH105 - paths are text here
 
     # ── listings ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,13 +16,14 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.cache import CacheConfig, Cached
+from penstock.cache import CacheConfig, Cached, metadata
 from penstock.cache.maintenance import clear, open_directory, survey, trim, verify
 from penstock.cache.warm import warm
 from penstock.config import MIB
@@ -206,6 +207,26 @@ def test_metadata_is_asked_for_after_very_many_writes(world: World) -> None:
         writer.note_written(["other"] * count)
         reader.stat("k")
         assert world.asked() == {"Head": requests}
+
+
+def test_notes_of_writes_take_little_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of notes begins anew at its bound: every write is noticed, and other objects are asked for once."""
+    monkeypatch.setattr(metadata, "_FILE_BYTES_MAX", 1 << 17)
+    world.memory.write("k", b"x")
+    writer, reader = world.cache(), world.cache(metadata_ttl_s=math.inf)
+    path = Path(reader.context.metadata._generation_path)
+    for turn in range(3):
+        reader.stat("k")
+        writer.write("written", b"%d" % turn)
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.submit(writer.note_written, ["other"] * 5000)
+        assert bytes(reader.read("written").data) == b"%d" % turn
+        reader.stat("k")
+    assert world.asked()["Head"] == 4 + 2  # of "k", and of "written" once it was known
+    assert path.stat().st_size > 3 * 20_000 * 8
+    assert path.stat().st_blocks * 512 <= 1 << 17
+    assert [entry.name for entry in path.parent.glob("generation-*")] == [path.name]
 
 
 @pytest.mark.parametrize("writes_itself", [True, False])
