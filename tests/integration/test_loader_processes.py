@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from forking import exit_code_of, start_child
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from penstock.loader.workers.worker import NICENESS
-from resuming import assert_same, children
+from resuming import assert_same, children, in_step, together, valid_rows
 from servers.leaks import is_alive
 
 pytestmark = pytest.mark.server
@@ -292,6 +292,71 @@ def test_a_worker_that_always_dies_is_an_error(folder: Path, place: Path) -> Non
     with ps.Loader(made, processes=1, restart_workers=True, index_dir=place) as loader:
         with pytest.raises(PenstockError, match=r"(?s)exit status 3.*3 replacements in a row"):
             list(loader)
+
+
+class _Arriving:
+    """A function that does something to the worker where it arrives, before that has read anything."""
+
+    def __init__(self, arrive: Callable[..., None], *arguments: Any) -> None:
+        self._arrival = arrive, *arguments
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return _image(sample)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, self._arrival
+
+
+def _arrived(arrive: Callable[..., None], *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    arrive(*arguments)
+    return _image
+
+
+def _lacks_a_module() -> None:
+    raise ImportError("no module named 'elsewhere'")
+
+
+def _dies() -> None:
+    os._exit(3)
+
+
+def _dies_once(died: Path) -> None:
+    if not died.exists():
+        died.touch()
+        os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("arrive", "told", "restarts"), [(_lacks_a_module, "elsewhere", False), (_dies, "3 replacements in a row", True)]
+)
+def test_all_ranks_hear_of_a_worker_that_fails_before_its_first_batch(
+    folder: Path, arrive: Callable[..., None], told: str, restarts: bool
+) -> None:
+    """Without an index ranks agree on each batch: the rank of the worker raises its error, and the other one stops, too."""
+
+    def train(rank: int, agree: Callable[[int], int]) -> str:
+        made = ps.shards(f"{folder}/").map(_image if rank else _Arriving(arrive)).batch(4)
+        options: dict[str, Any] = {"processes": 1, "lanes": 2, "index": "stream", "restart_workers": restarts}
+        with ps.Loader(made, rank=rank, world_size=2, agree=agree, **options) as loader:
+            with pytest.raises((PenstockError, ImportError)) as raised:
+                list(loader)
+        return str(raised.value)
+
+    own, other = together(train, 2)
+    assert told in own
+    assert "another rank failed" in other
+
+
+def test_a_worker_that_is_replaced_before_its_first_batch_does_not_end_the_job(folder: Path, tmp_path: Path) -> None:
+    """It dies once, before it has read anything: the ranks have all samples nevertheless."""
+
+    def make(rank: int, **job: Any) -> ps.Loader:
+        made = ps.shards(f"{folder}/").map(_image if rank else _Arriving(_dies_once, tmp_path / "died")).batch(4)
+        return ps.Loader(made, processes=1, lanes=2, index="stream", restart_workers=True, rank=rank, **job)
+
+    ranks = in_step(make, 2)
+    assert sorted(number for batches in ranks for number in valid_rows(batches, "cls")) == list(range(sum(SIZES)))
+    assert (tmp_path / "died").exists()
 
 
 def _forks(sample: dict[str, Any]) -> dict[str, Any]:

@@ -203,6 +203,8 @@ class ProcessBackend:
                 self._check_open()
                 if self._is_ended():
                     return False
+                if any(worker.failure is not None for worker in self._workers):
+                    return True  # no batch can be assigned any more, and `next_batch` raises the error
                 self._listen()
         return True
 
