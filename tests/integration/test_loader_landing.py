@@ -317,7 +317,7 @@ def test_memory_of_values_that_never_arrive_is_freed(ends: tuple[LandingChannel,
     with nothing_left():
         ours.send(AddSlot(0, 64), descriptor=memory)
         ours.send(FillRows(0, np.arange(2).tobytes(), 0))
-        column = PackedColumn("bytes", [50, 50], "", [])
+        column = PackedColumn("bytes", [50, 50], None, [])
         theirs.send(RowsDone(0, {}, ["raw"], [column], None, [], None, {}, [], None, []), data=[b"x" * 50])
         theirs.end()
         with pytest.raises(EOFError):

@@ -75,6 +75,12 @@ def _image(sample: dict[str, Any]) -> dict[str, Any]:
     return {"cls": number, "picture": np.full((5, 3), number, np.uint8), "text": f"{number} ü", "raw": b"x" * number}
 
 
+def _boxes(sample: dict[str, Any]) -> Any:
+    """Structured arrays, of unequal lengths."""
+    number = int(sample["cls"])
+    return np.array([(number, 0.5)] * (number % 4), [("class", "<i4"), ("score", "<f4")])
+
+
 def _repeated(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
     """A sample n mod 3 times, with values of all kinds, each with a number of its own."""
     return [{**_image(sample), "again": again, "drawn": rng.random()} for again in range(int(sample["cls"]) % 3)]
@@ -111,8 +117,8 @@ MADE = {
     "ragged": lambda folder: (
         ps.shards(f"{folder}/")
         .shuffle(window=20, seed=1)
-        .map(lambda sample: {"cls": int(sample["cls"]), "ids": np.arange(int(sample["cls"]) % 5)})
-        .batch(6, ragged=["ids"])
+        .map(lambda sample: _image(sample) | {"ids": np.arange(int(sample["cls"]) % 5), "boxes": _boxes(sample)})
+        .batch(6, ragged=["ids", "boxes"])
     ),
     "refilled": lambda folder: (
         ps.shards(f"{folder}/")

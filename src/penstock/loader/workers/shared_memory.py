@@ -36,6 +36,9 @@ _ALIGN_BYTES = 64  # a cache line: no two columns share one
 INLINE_BYTES_MAX = 32 * 1024
 """Size up to which values of variable length go with the message."""
 
+_ARRAY_TYPES = (np.ndarray, np.memmap)
+"""Arrays that are data, dtype and shape alone; other subclasses hold more, e.g. a mask, which would be lost."""
+
 ANCHORS_COUNT = 3
 ANCHOR_BYTES_MIN = 1024
 
@@ -170,13 +173,13 @@ class PackedColumn(NamedTuple):
     Attributes:
         kind: ``"bytes"``, ``"str"``, ``"array"``, or ``"pickle"``: one pickle of all values, followed by its buffers.
         lengths: Length of each value in bytes.
-        dtype: Dtype of the arrays; "" for other kinds.
+        dtype: Dtype of the arrays; None for other kinds.
         shapes: Shape of each array; empty for other kinds.
     """
 
     kind: str
     lengths: list[int]
-    dtype: str
+    dtype: np.dtype[Any] | None
     shapes: list[tuple[int, ...]]
 
     @property
@@ -189,18 +192,18 @@ def packed(name: str, values: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
     """Describe the values of a column. Returns the description and the buffers to write end to end.
 
     Raises:
-        ConfigError: The values are not all ``bytes``, all ``str`` or all arrays of one dtype.
+        ConfigError: The values are not all ``bytes``, all ``str`` or all arrays of one dtype; masked arrays are none.
     """
     kinds = {type(value) for value in values}
     if kinds == {str}:
         encoded = [value.encode("utf-8", "surrogatepass") for value in values]
-        return PackedColumn("str", list(map(len, encoded)), "", []), encoded
+        return PackedColumn("str", list(map(len, encoded)), None, []), encoded
     if kinds <= {bytes}:
-        return PackedColumn("bytes", list(map(len, values)), "", []), list(values)
+        return PackedColumn("bytes", list(map(len, values)), None, []), list(values)
     if _are_alike(values):
         arrays = [np.ascontiguousarray(value) for value in values]
         lengths, shapes = [array.nbytes for array in arrays], [value.shape for value in values]
-        return PackedColumn("array", lengths, arrays[0].dtype.str, shapes), [
+        return PackedColumn("array", lengths, arrays[0].dtype, shapes), [
             array.reshape(-1).view("B") for array in arrays
         ]
     raise ConfigError(
@@ -224,7 +227,7 @@ def pickled(outputs: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
     except Exception as error:
         raise _unpicklable(outputs, error) from error
     buffers = [data, *views]
-    return PackedColumn("pickle", list(map(len, buffers)), "", []), buffers
+    return PackedColumn("pickle", list(map(len, buffers)), None, []), buffers
 
 
 def _unpicklable(outputs: Sequence[Any], error: Exception) -> ConfigError:
@@ -247,9 +250,8 @@ def _pickles(value: Any) -> bool:
 def _are_alike(values: Sequence[Any]) -> bool:
     first = values[0]
     return (
-        isinstance(first, np.ndarray)
+        all(type(value) in _ARRAY_TYPES and value.dtype == first.dtype for value in values)
         and not first.dtype.hasobject
-        and all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values)
     )
 
 
@@ -289,10 +291,9 @@ def unpacked(columns: Sequence[PackedColumn], memory: mmap.mmap | bytes) -> list
         if column.kind == "str":
             found.append([str(part, "utf-8", "surrogatepass") for part in parts])
         elif column.kind == "array":
-            dtype = np.dtype(column.dtype)
             found.append(
                 [
-                    np.frombuffer(bytearray(part), dtype).reshape(shape)
+                    np.frombuffer(bytearray(part), column.dtype).reshape(shape)
                     for part, shape in zip(parts, column.shapes, strict=True)
                 ]
             )

@@ -6,6 +6,7 @@ import gc
 import logging
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from penstock.errors import ConfigError
 from penstock.loader.workers.shared_memory import Heaps, Slots, map_memory, packed, unpacked
 from penstock.samples.columns import Layout
 
+BOX = np.dtype([("class", "<i4"), ("score", ">f4"), ("corner", "<i2", (2,))])
 COLUMNS = st.one_of(
     st.lists(st.binary(max_size=50), min_size=1),
     st.lists(st.text(st.characters(), max_size=20), min_size=1),
     st.lists(st.lists(st.integers(-5, 5), max_size=4).map(lambda ids: np.array(ids, np.int32)), min_size=1),
     st.lists(st.integers(0, 3).map(lambda n: np.ones((n, 2, 1), np.float16)), min_size=1),
+    st.lists(st.integers(0, 3).map(lambda n: np.array([(n, 0.5, (1, n))] * n, BOX)), min_size=1),
+    st.lists(st.integers(0, 3).map(lambda n: np.arange(n).astype("datetime64[ns]")), min_size=1),
 )
 
 
@@ -48,11 +52,30 @@ def test_arrays_are_the_receivers() -> None:
     assert back[0].tolist() == [7, 1, 2]
 
 
+def test_mapped_files_cross_as_arrays(tmp_path: Path) -> None:
+    """A ``np.memmap`` is nothing but an array."""
+    np.save(tmp_path / "x.npy", np.arange(3))
+    column, parts = packed("x", [np.load(tmp_path / "x.npy", mmap_mode="r")])
+    ((back,),) = unpacked([column], b"".join(bytes(part) for part in parts))
+    assert type(back) is np.ndarray
+    assert back.tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
-    "values", [[{"a": 1}], [b"x", "y"], [np.zeros(2), np.zeros(2, np.int8)], [np.array([{}])], [None]]
+    "values",
+    [
+        [{"a": 1}],
+        [b"x", "y"],
+        [np.zeros(2), np.zeros(2, np.int8)],
+        [np.array([{}])],
+        [None],
+        [np.ma.masked_array([1, 2], mask=[True, False])],
+        [np.zeros(2), np.ma.masked_array([1.0, 2.0])],
+        [np.zeros(2, BOX).view(np.recarray)],
+    ],
 )
 def test_other_objects_are_refused(values: list[Any]) -> None:
-    """Dicts, mixed columns, object arrays: an error that names the field and what can be done."""
+    """Dicts, mixed columns, object arrays, masked arrays: an error that names the field and what can be done."""
     with pytest.raises(ConfigError, match=r"'thing'.*processes=0"):
         packed("thing", values)
 
