@@ -579,6 +579,35 @@ def test_batches_that_are_kept_stay_as_they_are(folder: Path, place: Path, caplo
         assert_same(left, right)
 
 
+def _start_saving(batch: dict[str, Any], expected: dict[str, Any], reading: int, writing: int) -> int:
+    """A forked child that takes its time with a batch: it looks at it when the parent has closed the pipe."""
+
+    def is_kept() -> bool:
+        os.close(writing)
+        os.read(reading, 1)
+        assert_same(expected, batch)
+        return True
+
+    return start_child(is_kept)
+
+
+def test_a_forked_child_keeps_its_batch(folder: Path, place: Path) -> None:
+    """A child that saves a batch while the loop goes on has what it was given, and the loop gets its batches as ever."""
+    made = ps.shards(f"{folder}/").shuffle(window=9).map(_image).batch(2)
+    with ps.Loader(made, lanes=4, index_dir=place) as loader:
+        expected = list(loader)
+    reading, writing = os.pipe()
+    saving = []
+    with ps.Loader(made, processes=2, lanes=4, index_dir=place, prefetch_batches=1) as loader:
+        for step, batch in enumerate(loader):
+            assert_same(expected[step], batch)
+            if step in (2, 3, 9):
+                saving.append(_start_saving(batch, expected[step], reading, writing))
+    os.close(writing)
+    assert [exit_code_of(child) for child in saving] == [0, 0, 0]
+    os.close(reading)
+
+
 def test_memory_is_used_again(folder: Path, place: Path) -> None:
     """A loop that drops its batches sees the same few addresses, and no warning."""
     made = ps.shards(f"{folder}/").shuffle(window=9).map(_image).batch(2)

@@ -300,7 +300,10 @@ class ProcessBackend:
         if self._slots is None:
             self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
             self._slots.enough_count += self._ahead_count() - self.plan.prefetch_batches - 1
-        pending.slot = self._slots.take()
+        pending.slot, is_new = self._slots.take()
+        if is_new:
+            for worker in self._workers:
+                worker.slots.discard(pending.slot)
         self._meter.slots_count = self._slots.count
         return pending.slot
 

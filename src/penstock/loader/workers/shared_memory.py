@@ -109,8 +109,22 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
         os.close(descriptor)
 
 
+_forks_count = 0
+
+
+def _count_fork() -> None:
+    global _forks_count
+    _forks_count += 1
+
+
+os.register_at_fork(before=_count_fork)
+
+
 class Slots:
     """The slots of an epoch. One thread at a time takes slots; they may come back in any thread.
+
+    A child that is forked from this process has the same memory, and may go on with a batch that is dropped here. So a slot
+    that was leased before a fork gets other memory before it is used again.
 
     Attributes:
         layout: Places of the columns in each slot.
@@ -128,18 +142,24 @@ class Slots:
         self.enough_count = prefetch_count + 3
         self._slots: list[tuple[int, mmap.mmap]] = []
         self._free: deque[int] = deque()  # leases that end append to it, in any thread, so there is no lock
+        self._leased_at: dict[int, int] = {}  # of each slot, `_forks_count` when it was last leased
 
     @property
     def count(self) -> int:
         """Number of slots that have been created."""
         return len(self._slots)
 
-    def take(self) -> int:
-        """A free slot, or if there is none, a new one."""
-        try:
-            return self._free.popleft()
-        except IndexError:
-            self._slots.append(create_memory(self.layout.size_bytes))
+    def take(self) -> tuple[int, bool]:
+        """A free slot, or if there is none, a new one; and whether its memory is new, so that it has to be sent."""
+        if self._free:
+            slot = self._free.popleft()
+            if self._leased_at[slot] == _forks_count:
+                return slot, False
+            inherited, _ = self._slots[slot]
+            self._slots[slot] = create_memory(self.layout.size_bytes)
+            os.close(inherited)
+            return slot, True
+        self._slots.append(create_memory(self.layout.size_bytes))
         if len(self._slots) == self.enough_count + 1:
             _log.warning(
                 "the training loop holds on to batches: more than %d slots are in use, and each takes %d bytes of shared "
@@ -147,7 +167,7 @@ class Slots:
                 self.enough_count,
                 self.layout.size_bytes,
             )
-        return len(self._slots) - 1
+        return len(self._slots) - 1, True
 
     def descriptor(self, slot: int) -> int:
         """The descriptor of a slot, to send to another process."""
@@ -155,6 +175,7 @@ class Slots:
 
     def lease(self, slot: int) -> memoryview:
         """The memory of a slot. The slot is free again when the last reference to this memory is gone."""
+        self._leased_at[slot] = _forks_count
         return lease(self._slots[slot][1], self._free, slot)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forking import exit_code_of, start_child
 from penstock.errors import ConfigError
 from penstock.loader.workers.shared_memory import Heaps, Slots, map_memory, packed, unpacked
 from penstock.samples.columns import Layout
@@ -104,14 +105,45 @@ def layout() -> Layout:
 def test_a_slot_comes_back_when_all_arrays_are_dropped() -> None:
     """Any view keeps it; after the last one it is used again."""
     slots = Slots(layout(), 4, prefetch_count=1)
-    first = slots.take()
+    first, is_new = slots.take()
+    assert is_new
     view = slots.layout.arrays(slots.lease(first))["picture"][1:2]
-    assert slots.take() != first
+    assert slots.take()[0] != first
     del view
     gc.collect()
-    assert slots.take() == first
+    assert slots.take() == (first, False)
     assert slots.layout.others == ["text"]
     slots.close()
+
+
+def test_a_forked_child_keeps_what_was_leased() -> None:
+    """What the child has never changes, whatever the parent does with the slot; the memory of the parent is freed."""
+    before = len(os.listdir("/proc/self/fd"))
+    slots = Slots(layout(), 4, prefetch_count=1)
+    slot, _ = slots.take()
+    held = [slots.layout.arrays(slots.lease(slot))["n"]]
+    held[0][:] = 5
+    reading, writing = os.pipe()
+
+    def has_kept() -> bool:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent closes it
+        return bool(held[0].tolist() == [5] * 4)
+
+    child = start_child(has_kept)
+    held.clear()
+    gc.collect()
+    assert slots.take() == (slot, True)
+    held.append(slots.layout.arrays(slots.lease(slot))["n"])
+    held[0][:] = 6
+    os.close(writing)
+    assert exit_code_of(child) == 0
+    held.clear()
+    gc.collect()
+    assert slots.take() == (slot, False)
+    os.close(reading)
+    slots.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_holding_all_slots_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +164,7 @@ def test_closing_leaves_what_is_leased() -> None:
     """Descriptors are closed; arrays of batches stay valid, also when dropped later."""
     before = len(os.listdir("/proc/self/fd"))
     slots = Slots(layout(), 4, prefetch_count=1)
-    arrays = slots.layout.arrays(slots.lease(slots.take()))
+    arrays = slots.layout.arrays(slots.lease(slots.take()[0]))
     arrays["n"][:] = 5
     slots.close()
     slots.close()
@@ -146,7 +178,7 @@ def test_closing_leaves_what_is_leased() -> None:
 def test_columns_do_not_share_cache_lines() -> None:
     """Workers write rows of columns beside each other: each column begins at a line of its own."""
     slots = Slots(layout(), 3, prefetch_count=1)
-    memory = slots.lease(slots.take())
+    memory = slots.lease(slots.take()[0])
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     assert begin % mmap.PAGESIZE == 0
     assert [(column.ctypes.data - begin) % 64 for column in slots.layout.arrays(memory).values()] == [0, 0]
