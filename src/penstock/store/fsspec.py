@@ -206,7 +206,7 @@ class FsspecStore(ThreadedStore[dict[int, bytes]]):
             )
         data = b"".join(parts[number] for number in numbers)
         info = self._store(operation.key, data, if_absent=operation.if_absent)
-        self._end_upload(operation.upload_id)
+        self._end_upload(operation.key, operation.upload_id)
         return info
 
 

@@ -9,15 +9,18 @@ Decisions:
   of its own parents is left out of listings. Writing replaces the link and not its target.
 - *Objects are visible whole or not at all.* Writes go to a file without a name (``O_TMPFILE``), are synced, get a hidden name
   and are renamed at once, so that a killed process leaves nothing. The parts of an upload are appended to one such file, in
-  the order in which they come; if that is not their order, they are copied to another one at the end. Where the file system
-  has no such files, the file has the hidden name from its beginning. Hidden files that are left are never listed, read or
-  written again.
+  the order in which they come, and never while the upload is being completed or dropped; if that is not their order, they are
+  copied to another one at the end. Where the file system has no such files, the file has the hidden name from its beginning.
+  Hidden files that are left are never listed, read or written again.
 - *Directories are not objects*: they are made when they are needed and removed when ``delete`` leaves them empty, and an
   empty one is not listed.
 - *A record* (``records.py``) is kept of a file that was written with headers or tags. A file of another program has none.
   Only ``Head`` looks for it, so that reading costs no more.
 - *Conditions*: of several writes with ``if_absent`` or ``if_match``, of any threads and processes, one succeeds. Writes with
-  ``if_match`` hold a lock of the directory while they compare and rename; a write without a condition waits for nothing.
+  ``if_match`` hold a lock of the directory while they compare and rename. Other writes and deletions of this class wait for
+  it (they share it), so none of them is lost; where the file system has no locks, they go on, and ``if_match`` fails.
+- *Unfinished uploads* hold an open file from their first part on. They are dropped after a day without a part, when another
+  one begins, and are at most a quarter of the files that the process may open.
 - *A version is pinned* by size, modification time, inode and the time of the last change of status. All but the last one are
   compared again when a file's bytes have been read. Data sets pin without it (``types.lasting_etag``).
 """
@@ -27,8 +30,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import threading
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +49,7 @@ from penstock.errors import (
     ShortReadError,
     SpanError,
     StoreError,
+    ThrottledError,
 )
 from penstock.store.base import check_key
 from penstock.store.records import RECORDS_FOLDER, FileRecords, copied_record, record_of
@@ -65,6 +71,9 @@ SEGMENT_BYTES_MAX = 255
 
 STEP_BYTES = 8 << 20
 """Bytes, read or written in a few milliseconds, after which a transfer checks whether it was cancelled."""
+
+UPLOAD_IDLE_S_MAX = 24 * 3600.0
+"""Seconds without a new part after which an upload is dropped when another one begins: its file is open until then."""
 
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 _RENAMES_MAX = 16  # attempts to make a directory that a concurrent delete keeps removing
@@ -256,7 +265,7 @@ class LocalStore(ThreadedStore["_Upload"]):
             # Links are followed only if a directory is given, which an absolute path makes no use of.
             self._in_parent(key, lambda: os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd))
         target = self.root / key
-        with locked_directory(target.parent) if if_match is not None else nullcontext():
+        with locked_directory(target.parent, is_shared=if_match is None):
             replaced = _status(target)
             if replaced is not None and not (stat.S_ISREG(replaced.st_mode) or stat.S_ISDIR(replaced.st_mode)):
                 raise StoreError(
@@ -292,8 +301,9 @@ class LocalStore(ThreadedStore["_Upload"]):
             job.check()
             path = self.root / key
             try:
-                status = path.lstat()
-                path.unlink()
+                with locked_directory(path.parent, is_shared=True):
+                    status = path.lstat()
+                    path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -317,7 +327,19 @@ class LocalStore(ThreadedStore["_Upload"]):
     # ── multipart: one file that no name shows, to which parts are appended as they come ────────────────────────────
 
     def _new_upload(self, key: Key, upload_id: str) -> _Upload:
-        return _Upload(*self._new_hidden(key, upload_id))
+        for old_id, (create, upload) in list(self._uploads.items()):
+            if time.monotonic() - upload.used_s > UPLOAD_IDLE_S_MAX:
+                with suppress(OSError):  # another thread ends it
+                    self._end_upload(create.key, old_id)
+        uploads_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        if len(self._uploads) >= uploads_max:
+            raise ThrottledError(
+                f"{len(self._uploads)} uploads have been begun, a quarter of the files that this process may open",
+                hint="complete or abort uploads, or raise the limit of open files (ulimit -n)",
+                status=503,
+                code="SlowDown",
+            )
+        return _Upload(partial(self._new_hidden, key, upload_id))
 
     def _put_part(self, operation: PutPart | CopyPart, job: BlockingJob) -> Part:
         if isinstance(operation, CopyPart):
@@ -333,35 +355,52 @@ class LocalStore(ThreadedStore["_Upload"]):
             write_all(fd, body)
         return part
 
-    def _end_upload(self, upload_id: str) -> None:
-        """Forget an upload, whose file disappears unless it was renamed."""
-        _, upload = self._uploads.pop(upload_id)
-        os.close(upload.fd)
-        with suppress(FileNotFoundError):
-            upload.path.unlink()
-        prune(upload.path.parent, below=self.root)
+    def _end_upload(self, key: Key, upload_id: str) -> None:
+        """Forget an upload, whose parts disappear."""
+        with self._ending(key, upload_id):
+            pass
+
+    @contextmanager
+    def _ending(self, key: Key, upload_id: str) -> Iterator[_Upload]:
+        """Let no other operation use an upload. After the block it is forgotten, and stays only if there was an error."""
+        upload = self._upload(key, upload_id)
+        with upload.lock:
+            upload.check()
+            upload.is_ending = True
+        try:
+            yield upload
+        except BaseException:
+            upload.is_ending = False
+            raise
+        del self._uploads[upload_id]
+        if upload.file is not None:
+            fd, path = upload.file
+            os.close(fd)
+            with suppress(FileNotFoundError):
+                path.unlink()
+            prune(path.parent, below=self.root)
 
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
-        upload = self._upload(operation.key, operation.upload_id)
-        record = record_of(self._uploads[operation.upload_id][0])
-        check_ascending(operation)
-        spans = [upload.span_of(part) for part in operation.parts]
-        starts = [0, *(span.end for span in spans)]
-        if starts == [*(span.start for span in spans), upload.end]:  # the file is the object
-            info = self._commit(operation, upload.fd, upload.path, record)
-        else:
+        with self._ending(operation.key, operation.upload_id) as upload:
+            record = record_of(self._uploads[operation.upload_id][0])
+            check_ascending(operation)
+            spans = [upload.span_of(part) for part in operation.parts]
+            assert upload.file is not None  # there are parts
+            source, source_path = upload.file
+            starts = [0, *(span.end for span in spans)]
+            # The file is the object, unless there are further parts, also those that are still being written.
+            if starts == [*(span.start for span in spans), upload.end]:
+                return self._commit(operation, source, source_path, record)
             with self._staged(operation.key) as (fd, path):
                 for span in spans:
-                    copy_range(upload.fd, span, fd, check=job.check)
-                info = self._commit(operation, fd, path, record)
-        self._end_upload(operation.upload_id)
-        return info
+                    copy_range(source, span, fd, check=job.check)
+                return self._commit(operation, fd, path, record)
 
     def close(self) -> None:
         """Finish what was submitted, and drop uploads that were not completed. Idempotent."""
         super().close()
-        for upload_id in list(self._uploads):
-            self._end_upload(upload_id)
+        for upload_id, (create, _) in list(self._uploads.items()):
+            self._end_upload(create.key, upload_id)
 
     def as_store_error(self, error: Exception, operation: Any) -> StoreError:
         """Map `error` as other stores do; a missing root is a ``DirectoryMissingError``."""
@@ -379,29 +418,43 @@ class _Upload:
     """A multipart upload.
 
     Attributes:
-        fd: Descriptor of the open file to which parts are appended.
-        path: The hidden name that the file has, or gets when it is complete.
+        make_file: Makes the file to which parts are appended: its descriptor, and the hidden name that it has or gets.
+        file: What `make_file` returned; None before the first part.
         end: Offset of the next part in the file, in bytes, from 0.
         parts: Span in the file and ETag of each part, by its number, from 1.
+        used_s: When the last part began to come, or the upload, in seconds of the monotonic clock.
+        is_ending: Whether an operation is completing or dropping it, so that no other may use it.
+        lock: Held while a part begins, and while `is_ending` is set, after which the descriptor may be closed.
     """
 
-    fd: int
-    path: Path
+    make_file: Callable[[], tuple[int, Path]]
+    file: tuple[int, Path] | None = None
     end: int = 0
     parts: dict[int, tuple[ByteRange, str]] = field(default_factory=dict)
+    used_s: float = field(default_factory=time.monotonic)
+    is_ending: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self) -> None:
+        """Raise a StoreError if the upload is completed or dropped by another operation; the caller holds the lock."""
+        if self.is_ending:
+            raise StoreError("the upload is being completed or aborted, or was", status=404, code="NoSuchUpload")
 
     @contextmanager
     def appended(self, number: int, size_bytes: int) -> Iterator[tuple[int, Part]]:
         """Open the file at the place of a new part, which belongs to the upload if the block ends without an error."""
         with self.lock:
+            self.check()
+            self.used_s = time.monotonic()
+            self.file = self.file or self.make_file()
+            source, path = self.file
+            # Another open file has a position of its own, so that parts are written at the same time.
+            fd = os.open(f"/proc/self/fd/{source}" if _CAN_LINK else path, os.O_WRONLY | os.O_CLOEXEC)
             span = ByteRange(self.end, self.end + size_bytes)
             self.end = span.end
-        # Another open file has a position of its own, so that parts are written at the same time.
-        fd = os.open(f"/proc/self/fd/{self.fd}" if _CAN_LINK else self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.lseek(fd, span.start, os.SEEK_SET)
-            part = Part(number, f'"{self.path.name}-{span.start}-{span.end}"')
+            part = Part(number, f'"{path.name}-{span.start}-{span.end}"')
             yield fd, part
             self.parts[number] = span, part.etag
         finally:
@@ -485,14 +538,20 @@ def _check_version(found: ObjectInfo | None, if_match: str) -> None:
 
 
 @contextmanager
-def locked_directory(path: Path) -> Iterator[None]:
-    """Hold a lock of a directory, among all threads and processes, until the block ends; reading it needs none."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def locked_directory(path: Path, *, is_shared: bool) -> Iterator[None]:
+    """Hold a lock of a directory, among all threads and processes, until the block ends; reading it needs none.
+
+    A shared lock excludes only those that are not. It is left out where there is none, because no other can be held there.
+    """
+    fd = -1
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(OSError) if is_shared else nullcontext():
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def prune(folder: Path, *, below: Path) -> None:

@@ -202,7 +202,7 @@ class MemoryStore(ThreadedStore[dict[int, _Object]]):
             data = b"".join(parts[number].data for number in numbers)
             etag = f'{_etag(data)[:-1]}-{len(numbers)}"'
             info = self._place(operation, data, etag, _record(self._uploads[operation.upload_id][0]))
-            self._end_upload(operation.upload_id)
+            self._end_upload(operation.key, operation.upload_id)
             return info
 
     def _list_page(self, operation: ListPage) -> Page:

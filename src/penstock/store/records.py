@@ -262,8 +262,11 @@ class FileRecords:
             temporary.unlink(missing_ok=True)
 
     def drop(self, status: os.stat_result) -> None:
-        """Forget the record of a version that was replaced or removed, of which this is the last status."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        """Forget the record of a version that was replaced or removed, of which this is the last status.
+
+        The change is visible already, so a record that cannot be removed is left: it describes no other version.
+        """
+        with suppress(OSError):
             self._path(status).unlink()
 
     def _path(self, status: os.stat_result) -> Path:

@@ -284,8 +284,7 @@ class ThreadedStore(Store, Generic[UploadT]):
             case PutPart() | CopyPart():
                 completion.value = self._put_part(operation, job)
             case AbortMultipart():
-                self._upload(operation.key, operation.upload_id)
-                self._end_upload(operation.upload_id)
+                self._end_upload(operation.key, operation.upload_id)
             case CompleteMultipart():
                 completion.info = self._complete(operation, job)
 
@@ -315,9 +314,10 @@ class ThreadedStore(Store, Generic[UploadT]):
             raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
         return found[1]
 
-    def _end_upload(self, upload_id: str) -> None:
-        """Forget an upload that was completed or is dropped."""
-        del self._uploads[upload_id]
+    def _end_upload(self, key: Key, upload_id: str) -> None:
+        """Forget an upload that was completed or is dropped. Raises a StoreError if this key has none with this ID."""
+        self._upload(key, upload_id)
+        self._uploads.pop(upload_id, None)  # another thread may have been faster
 
     def as_store_error(self, error: Exception, operation: Operation) -> StoreError:
         """Return `error` as a ``StoreError`` with operation and URL; an ``OSError`` is mapped by its class and errno."""

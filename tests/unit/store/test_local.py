@@ -1,9 +1,12 @@
 """LocalStore beyond the contract: links, hidden names, full and read-only disks, changes while reading."""
 
+import errno
+import fcntl
 import os
 import resource
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +20,7 @@ from penstock.errors import (
     ObjectMissingError,
     SpanError,
     StoreError,
+    ThrottledError,
 )
 from penstock.fetch import PlanItem
 from penstock.store import local
@@ -24,6 +28,7 @@ from penstock.store.local import LocalStore
 from penstock.store.records import RECORDS_FOLDER, FileRecords, StoredRecord, written_headers
 from penstock.store.tree import Tree
 from penstock.types import (
+    AbortMultipart,
     ByteRange,
     CompleteMultipart,
     CopyPart,
@@ -47,6 +52,13 @@ def store(tmp_path):
 
 
 PARTS = bytes(range(256)) * (3 << 12)
+
+
+def done(store, operation):
+    completion = submit(store, operation)[1].wait()
+    if completion.error is not None:
+        raise completion.error
+    return completion.value
 
 
 def keys(store, **options):
@@ -119,39 +131,130 @@ def test_parts_in_any_order_are_joined_by_number(store, monkeypatch, can_link):
     monkeypatch.setattr(local, "_CAN_LINK", can_link)
     store.write("s", b"0123456789")
 
-    def done(operation):
-        completion = submit(store, operation)[1].wait()
-        if completion.error is not None:
-            raise completion.error
-        return completion.value
-
-    upload_id = done(CreateMultipart("a/m"))
+    upload_id = done(store, CreateMultipart("a/m"))
     with pytest.raises(SpanError):
-        done(CopyPart("s", ByteRange(5, 11), "a/m", upload_id, 1))
-    first = done(PutPart("a/m", upload_id, 1, b"not these"))
-    three = done(PutPart("a/m", upload_id, 3, b"three"))
-    done(PutPart("a/m", upload_id, 4, b"left out"))
-    two = done(CopyPart("s", ByteRange(2, 5), "a/m", upload_id, 2))
-    one = done(PutPart("a/m", upload_id, 1, b""))
+        done(store, CopyPart("s", ByteRange(5, 11), "a/m", upload_id, 1))
+    first = done(store, PutPart("a/m", upload_id, 1, b"not these"))
+    three = done(store, PutPart("a/m", upload_id, 3, b"three"))
+    done(store, PutPart("a/m", upload_id, 4, b"left out"))
+    two = done(store, CopyPart("s", ByteRange(2, 5), "a/m", upload_id, 2))
+    one = done(store, PutPart("a/m", upload_id, 1, b""))
     with pytest.raises(StoreError, match="not the one that was sent"):
-        done(CompleteMultipart("a/m", upload_id, (first, two, three)))
+        done(store, CompleteMultipart("a/m", upload_id, (first, two, three)))
     with pytest.raises(StoreError, match="no upload"):
-        done(PutPart("a/other", upload_id, 1, b""))
+        done(store, PutPart("a/other", upload_id, 1, b""))
     store.write("a/m", b"present")
     with pytest.raises(ObjectExistsError):
-        done(CompleteMultipart("a/m", upload_id, (one, two, three), if_absent=True))
-    done(CompleteMultipart("a/m", upload_id, (one, two, three)))
+        done(store, CompleteMultipart("a/m", upload_id, (one, two, three), if_absent=True))
+    done(store, CompleteMultipart("a/m", upload_id, (one, two, three)))
     assert bytes(store.read("a/m").data) == b"234three"
     with ThreadPoolExecutor(8) as threads:
-        upload_id = done(CreateMultipart("a/m"))
-        parts = list(threads.map(lambda n: done(PutPart("a/m", upload_id, n, b"%03d" % n * 1000)), range(1, 100)))
+        upload_id = done(store, CreateMultipart("a/m"))
+        parts = list(
+            threads.map(lambda n: done(store, PutPart("a/m", upload_id, n, b"%03d" % n * 1000)), range(1, 100))
+        )
     with pytest.raises(ObjectExistsError):
-        done(CompleteMultipart("a/m", upload_id, tuple(parts), if_absent=True))
-    done(CompleteMultipart("a/m", upload_id, tuple(parts)))
+        done(store, CompleteMultipart("a/m", upload_id, tuple(parts), if_absent=True))
+    done(store, CompleteMultipart("a/m", upload_id, tuple(parts)))
     assert bytes(store.read("a/m").data) == b"".join(b"%03d" % n * 1000 for n in range(1, 100))
-    done(CreateMultipart("b/m"))
+    done(store, CreateMultipart("b/m"))
     store.close()
     assert sorted(path.name for path in store.root.rglob("*")) == ["a", "m", "s"]
+
+
+@pytest.mark.parametrize("ends", ["aborted", "completed"])
+def test_a_part_of_an_upload_that_has_ended_is_written_nowhere(store, ends):
+    """A part that found its upload just before another thread ended it is refused, whoever has its descriptor by then."""
+    store.write("victim", b"untouched")
+    upload_id = done(store, CreateMultipart("k"))
+    part = done(store, PutPart("k", upload_id, 1, b"one"))
+    upload = store._upload("k", upload_id)
+    end = AbortMultipart("k", upload_id) if ends == "aborted" else CompleteMultipart("k", upload_id, (part,))
+    done(store, end)
+    others = [
+        os.open(store.root / "victim", os.O_RDONLY) for _ in range(3)
+    ]  # the lowest free numbers: that of the upload too
+    try:
+        with pytest.raises(StoreError) as caught, upload.appended(2, 4) as (fd, _):
+            local.write_all(fd, memoryview(b"late"))
+    finally:
+        for fd in others:
+            os.close(fd)
+    assert caught.value.code == "NoSuchUpload"
+    assert store.read("victim").data == b"untouched"
+
+
+def test_while_an_upload_is_completed_nothing_else_is_done_with_it(store, monkeypatch):
+    """A part, an abort or a second commit that comes meanwhile is refused, and the object has the parts that were named."""
+    upload_id = done(store, CreateMultipart("k"))
+    part = done(store, PutPart("k", upload_id, 1, b"one"))
+    complete = CompleteMultipart("k", upload_id, (part,))
+    late = [PutPart("k", upload_id, 2, b"late"), AbortMultipart("k", upload_id), complete]
+    codes, sync = [], os.fsync
+
+    def interrupted(fd):
+        while late:
+            error = submit(store, late.pop(0))[1].wait().error
+            codes.append(error and error.code)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    done(store, complete)
+    assert codes == ["NoSuchUpload"] * 3
+    assert store.read("k").data == b"one"
+
+
+def test_an_upload_whose_commit_failed_goes_on(store):
+    """It takes further parts, and becomes an object when the reason of the failure is gone."""
+    store.write("k", b"present")
+    upload_id = done(store, CreateMultipart("k"))
+    one = done(store, PutPart("k", upload_id, 1, b"one"))
+    with pytest.raises(ObjectExistsError):
+        done(store, CompleteMultipart("k", upload_id, (one,), if_absent=True))
+    two = done(store, PutPart("k", upload_id, 2, b"two"))
+    store.delete("k")
+    done(store, CompleteMultipart("k", upload_id, (one, two), if_absent=True))
+    assert store.read("k").data == b"onetwo"
+
+
+def test_many_uploads_leave_files_for_everybody_else(store):
+    """An upload without a part holds no descriptor, and those that are begun are at most a quarter of the files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    store.write("other", b"x")
+    open_count = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    try:
+        upload_ids = [done(store, CreateMultipart("k")) for _ in range(256)]
+        with pytest.raises(ThrottledError, match="256 uploads have been begun") as caught:
+            done(store, CreateMultipart("k"))
+        assert (caught.value.status, caught.value.code) == (503, "SlowDown")
+        assert len(os.listdir("/proc/self/fd")) == open_count
+        for upload_id in upload_ids:
+            done(store, PutPart("k", upload_id, 1, b"part"))
+        assert len(os.listdir("/proc/self/fd")) == open_count + 256
+        assert store.read("other").data == b"x"
+        done(store, AbortMultipart("k", upload_ids[0]))
+        done(store, CreateMultipart("k"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_uploads_that_nobody_uses_are_dropped(store, monkeypatch):
+    """When another one begins, an upload is dropped whose last part came a day ago, but none that is younger."""
+    monkeypatch.setattr(local, "UPLOAD_IDLE_S_MAX", 3600.0)
+    old, young, used = (done(store, CreateMultipart("a/k")) for _ in range(3))
+    for upload_id in (old, young, used):
+        store._upload("a/k", upload_id).used_s -= 3601 if upload_id != young else 3000
+    done(store, PutPart("a/k", used, 1, b"part"))
+    open_count = len(os.listdir("/proc/self/fd"))
+    store._upload("a/k", used).used_s -= 3000
+    done(store, CreateMultipart("a/k"))
+    with pytest.raises(StoreError, match="no upload"):
+        done(store, PutPart("a/k", old, 1, b"part"))
+    store._upload("a/k", used).used_s -= 601
+    done(store, CreateMultipart("a/k"))
+    assert len(os.listdir("/proc/self/fd")) == open_count - 1
+    done(store, PutPart("a/k", young, 1, b"part"))
 
 
 def test_a_missing_root_is_named(tmp_path):
@@ -426,6 +529,15 @@ def test_a_record_goes_with_its_file(store, has_attributes, length):
     assert [path for path in store.root.rglob("*") if path.is_file()] == []
 
 
+def test_a_record_that_cannot_be_removed_fails_no_write(store):
+    """When the record of the version before is removed, the new one is visible already."""
+    store.write("k", b"old")
+    status = (store.root / "k").stat()
+    store.records._path(status).mkdir(parents=True)  # in the place of the record, as nobody can remove a file there
+    store.write("k", b"new")
+    assert store.read("k").data == b"new"
+
+
 def test_a_file_that_another_program_changes_has_no_record(store):
     """Headers of bytes that are gone are not told."""
     store.write("k", b"one", headers={"Content-Type": "text/plain"})
@@ -476,6 +588,49 @@ def test_conditional_writes_of_several_processes_lose_nothing(store):
     processes = [subprocess.Popen([sys.executable, "-c", CONDITIONAL, store.root]) for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     assert store.read("counter").data == b"150"
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("store.write('a/k', b'plain')", b"plain"),
+        ("store.delete('a/k')", None),
+        ("store.delete('a/k'), store.write('a/k', b'again', if_absent=True)", b"again"),
+    ],
+)
+def test_a_change_during_a_conditional_write_comes_before_or_after_it(store, monkeypatch, change, left):
+    """What is written or removed after the versions were compared waits until the new version is there, and is not lost."""
+    etag = store.write("a/k", b"old").etag
+    check, changes = local._check_version, []
+
+    def interrupted(found, if_match):
+        check(found, if_match)
+        changes.append(threading.Thread(target=eval, args=(change, {"store": store})))
+        changes[0].start()
+        changes[0].join(0.2)  # it ends before the rename only if it does not wait for that
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_check_version", interrupted)
+        store.write("a/k", b"conditional", if_match=etag)
+        changes[0].join()
+    assert (bytes(store.read("a/k").data) if "a/k" in keys(store) else None) == left
+
+
+def test_where_there_are_no_locks_only_writes_of_one_version_fail(store, monkeypatch):
+    """A file system without locks takes all other writes and deletions: nobody can hold a lock there."""
+    etag = store.write("a/k", b"old").etag
+
+    def flock(fd, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreError, match="No locks available"):
+        store.write("a/k", b"new", if_match=etag)
+    assert store.read("a/k").data == b"old"
+    store.write("a/k", b"new")
+    store.delete("a/k")
+    store.write("a/k", b"newer", if_absent=True)
+    assert store.read("a/k").data == b"newer"
 
 
 def test_a_write_that_is_killed_between_lock_and_rename_blocks_nobody(store):
