@@ -463,6 +463,43 @@ def test_a_part_of_any_size_is_not_held(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_uploads_to_a_directory_are_refused_as_by_s3(tmp_path: Path) -> None:
+    """An upload that does not exist is 404, and parts that were not sent or do not ascend are 400, so no client tries again."""
+    with LocalStore(tmp_path) as store, gateway_of(store) as front:
+        point = WritableBucket(front).client
+        upload = {
+            "Bucket": "point",
+            "Key": "k",
+            "UploadId": point.create_multipart_upload(Bucket="point", Key="k")["UploadId"],
+        }
+        parts = [
+            {"PartNumber": number, "ETag": point.upload_part(**upload, PartNumber=number, Body=b"x")["ETag"]}
+            for number in (1, 2)
+        ]
+        calls: list[tuple[Callable[..., Any], dict[str, Any], tuple[int, str]]] = [
+            (point.upload_part, {**upload, "UploadId": "other", "PartNumber": 1}, (404, "NoSuchUpload")),
+            (point.abort_multipart_upload, {**upload, "UploadId": "other"}, (404, "NoSuchUpload")),
+            (
+                point.complete_multipart_upload,
+                {**upload, "MultipartUpload": {"Parts": [{**parts[0], "PartNumber": 3}]}},
+                (400, "InvalidPart"),
+            ),
+            (
+                point.complete_multipart_upload,
+                {**upload, "MultipartUpload": {"Parts": parts[::-1]}},
+                (400, "InvalidPartOrder"),
+            ),
+        ]
+        for call, arguments, expected in calls:
+            with pytest.raises(ClientError) as caught:
+                call(**arguments)
+            answer = caught.value.response
+            assert (answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"]) == expected
+            assert answer["ResponseMetadata"]["RetryAttempts"] == 0
+        point.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+        assert store.read("k").data == b"xx"
+
+
 def test_the_owner_that_a_client_expects_is_told_to_the_upstream(
     faulty: FaultyServer, connect_faulty: Callable[..., Store]
 ) -> None:

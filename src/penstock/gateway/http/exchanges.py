@@ -34,12 +34,13 @@ from penstock.errors import (
     ObjectMissingError,
     PenstockError,
     SpanError,
+    StoreError,
     ThrottledError,
     UnavailableError,
     UnsupportedFormatError,
 )
 from penstock.gateway.http.documents import XML_TYPE, error_document, http_date
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import UPLOAD_MESSAGES, S3Error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -433,6 +434,8 @@ def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:
     if isinstance(error, CredentialsError):  # the gateway's own, whatever the client's keys may do
         message = "The gateway could not use its upstream; the gateway's log says why."
         return S3Error("UpstreamAccessDenied", message, status=502)
+    if isinstance(error, StoreError) and error.code in UPLOAD_MESSAGES:
+        return S3Error(error.code, UPLOAD_MESSAGES[error.code])
     if isinstance(error, PenstockError):
         _, status = WIRE.get(type(error), WIRE[PenstockError])
         if isinstance(error, CancelledOperationError):

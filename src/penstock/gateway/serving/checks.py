@@ -72,7 +72,14 @@ def check_config(config: GatewayConfig) -> None:
         if point.name in seen:
             raise ConfigError(f"two access points are named {point.name!r}")
         seen.add(point.name)
-        _check_access_point(point, _named_in(names.of, f"access_points.{point.name}"))
+        named = _named_in(names.of, f"access_points.{point.name}")
+        _check_access_point(point, named)
+        if point.read_write and config.workers > 1 and not point.upstream.startswith("s3://"):
+            raise ConfigError(
+                f"{named('read_write')}=true needs {names.of('workers')}=1, not {config.workers}: only the process in which a "
+                f"multipart upload to {point.upstream} was begun has its parts",
+                hint="one process, or --upstream DIRECTORY --read-write, which keeps parts of uploads in the directory",
+            )
 
 
 def _named_in(named: Callable[[str], str], table: str) -> Callable[[str], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import WIRE, CredentialsError, ObjectChangedError, PenstockError
+from penstock.errors import WIRE, CredentialsError, ObjectChangedError, PenstockError, StoreError
 from penstock.gateway.http.exchanges import as_s3_error
 
 
@@ -26,3 +26,17 @@ def test_a_replaced_object_is_the_fault_of_clients_that_named_a_version() -> Non
     error = ObjectChangedError("changed")
     statuses = [as_s3_error(error, is_conditional=named).status for named in (True, False)]
     assert statuses == [412, 503]
+
+
+@pytest.mark.parametrize(("code", "status"), [("NoSuchUpload", 404), ("InvalidPart", 400), ("InvalidPartOrder", 400)])
+def test_what_clients_do_wrong_with_uploads_is_told_to_them(code: str, status: int) -> None:
+    """A store's refusal of an upload or of its parts keeps status and code, with S3's message instead of the store's."""
+    refusal = as_s3_error(StoreError("/secret/path", status=status, code=code), is_conditional=False)
+    assert (refusal.status, refusal.code) == (status, code)
+    assert "secret" not in refusal.message
+
+
+def test_other_codes_of_an_upstream_are_not_told() -> None:
+    """What else an upstream objects to is between the gateway and its upstream."""
+    refusal = as_s3_error(StoreError("bad token", status=400, code="InvalidToken"), is_conditional=False)
+    assert (refusal.status, refusal.code) == (502, "InternalError")

@@ -112,6 +112,20 @@ GATEWAYS = {
 }
 
 
+@pytest.mark.parametrize("upstream", ["/", "file:///", "memory://data"])
+def test_an_upload_has_one_process(upstream: str) -> None:
+    """Several processes write only to S3, because elsewhere an upload is known to the one in which it was begun."""
+    written = config(upstream=upstream, read_write=True)
+    check_config(written)
+    with pytest.raises(
+        ConfigError, match=r"read_write=true needs workers=1, not 2: .*Hint: one process, or --upstream"
+    ):
+        check_config(replace(written, workers=2))
+    check_config(replace(config(upstream=upstream), workers=2))
+    check_config(replace(config(read_write=True), workers=2))
+    check_config(GatewayConfig(directory="/", read_write=True, workers=2))
+
+
 @pytest.mark.parametrize("case", GATEWAYS)
 def test_gateways_that_are_refused(case: str) -> None:
     """Each rule about the whole gateway has its own message."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.checksums import algorithms as checksums
 from penstock.checksums.combining import CRCS, combined_crc
 from penstock.gateway.buckets.directory.files import bucket_missing, make_below
-from penstock.gateway.objects import S3Error
+from penstock.gateway.objects import UPLOAD_MESSAGES, S3Error
 from penstock.store.local import copy_range, sync_directory
 from penstock.store.records import StoredRecord
 from penstock.store.upload import multipart_etag
@@ -276,8 +276,7 @@ def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
     """Return the stored parts that a client names, after all of S3's checks."""
     numbers = [part.part_number for part in named]
     if any(one >= other for one, other in pairwise(numbers)):
-        message = "The list of parts was not in ascending order. Parts must be ordered by part number."
-        raise S3Error("InvalidPartOrder", message)
+        raise S3Error("InvalidPartOrder", UPLOAD_MESSAGES["InvalidPartOrder"])
     by_number = {part.number: part for part in stored}
     found = []
     for part in named:
@@ -287,11 +286,8 @@ def _chosen(stored: list[StoredPart], named: list[Part]) -> list[StoredPart]:
             or match.etag != part.etag
             or any(match.checksums.get(n) != v for n, v in part.checksums.items())
         ):
-            message = (
-                "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
-                "specified entity tag may not match the part's entity tag."
-            )
-            raise S3Error("InvalidPart", message, details={"PartNumber": str(part.part_number)})
+            details = {"PartNumber": str(part.part_number)}
+            raise S3Error("InvalidPart", UPLOAD_MESSAGES["InvalidPart"], details=details)
         found.append(match)
     for match in found[:-1]:
         if match.size_bytes < PART_BYTES_MIN:
@@ -340,8 +336,4 @@ def _check_expected(expected: Mapping[str, str], record: StoredRecord) -> None:
 
 
 def _upload_missing(upload_id: str) -> S3Error:
-    message = (
-        "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or "
-        "completed."
-    )
-    return S3Error("NoSuchUpload", message, details={"UploadId": upload_id[:1024]})
+    return S3Error("NoSuchUpload", UPLOAD_MESSAGES["NoSuchUpload"], details={"UploadId": upload_id[:1024]})
