@@ -50,7 +50,7 @@ class Broker:
         self._wanted = HostsWanted(0, 0)
         self._actors: dict[str, Any] = {}
         self._ready: set[str] = set()
-        self._failures_count = 0
+        self._retry_s = RETRY_S
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -134,14 +134,14 @@ class Broker:
                 self._stop(problem)
                 return
             self._ready.add(name)
-            self._failures_count = 0
+            self._retry_s = RETRY_S
             self._send(HostJoined(name, found["node"], found["port"], secret))
             await actor.serve.remote(secret, self._options.memory_bytes_max)
         except ray.exceptions.RuntimeEnvSetupError as error:
             hint = "it is the runtime_env= of the workers"
             self._stop(ConfigError(f"Ray cannot set up the workers' environment: {error}", hint=hint))
         except ray.exceptions.RayError as error:
-            why = str(error).strip().partition("\n")[0]
+            why = _first_line(error)
         finally:
             self._send(HostLeft(name, why))
             was_kept = self._actors.pop(name, None) is not None
@@ -149,8 +149,8 @@ class Broker:
             self._ready.discard(name)
         if was_kept:
             if not was_ready:
-                self._failures_count += 1
-                await asyncio.sleep(min(RETRY_S_MAX, RETRY_S * 2**self._failures_count))
+                retry_s, self._retry_s = self._retry_s, min(RETRY_S_MAX, 2 * self._retry_s)
+                await asyncio.sleep(retry_s)
             self._keep(replace(self._wanted, dropped=()))
 
     def _problem(self, found: dict[str, Any]) -> PenstockError | None:
@@ -183,6 +183,13 @@ class Broker:
                     self._send(CountAllowed(await actor.report.remote(me, wish, self._options.high)))
                     await asyncio.sleep(REPORT_S)
             await asyncio.sleep(REPORT_S)
+
+
+def _first_line(error: ray.exceptions.RayError) -> str:
+    """What happened, in one line. The text of an error that a method of an actor raised begins with where it was raised."""
+    is_raised = isinstance(error, ray.exceptions.RayTaskError)
+    text = f"{type(error.cause).__name__}: {error.cause}" if is_raised else str(error)
+    return text.strip().partition("\n")[0]
 
 
 def main(descriptor: str, parent: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -26,7 +27,8 @@ import penstock as ps
 from connecting import connection_to
 from loading import index, write_counted
 from penstock.errors import ClusterLostError, ConfigError, DecodeError
-from penstock.ray import elastic, pool
+from penstock.loader.workers.messages import MessageChannel
+from penstock.ray import broker, elastic, host, pool
 from penstock.testing.s3_server import S3Server
 from resuming import assert_same
 from servers.leaks import is_alive
@@ -370,7 +372,7 @@ def test_functions_that_raise_hang_and_leak(cluster: Cluster, folder: Path, plac
 def test_nodes_that_lack_something_are_named(
     cluster: Cluster, folder: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of penstock, no penstock that works, and a module of the user that only this process has."""
+    """Another version of penstock, no penstock that works, no descriptors, and a module that only this process has."""
     options: dict[str, Any] = {"index": "require", "index_dir": place, "lanes": 2}
     other = tmp_path / "other" / "penstock"
     other.mkdir(parents=True)
@@ -384,6 +386,13 @@ def test_nodes_that_lack_something_are_named(
         workers = ps.ray.Workers(count=1, address=cluster.address, runtime_env=environment)
         with ps.Loader(made_of(folder), workers=workers, **options) as loader, pytest.raises(ConfigError, match=match):
             next(iter(loader))
+    (other / "version.py").write_text("raise OSError(24, 'Too many open files')")
+    workers = ps.ray.Workers(count=1, address=cluster.address, runtime_env=environment, wait_s=15)
+    with (
+        ps.Loader(made_of(folder), workers=workers, **options) as loader,
+        pytest.raises(ClusterLostError, match=r"is left: OSError: \[Errno 24\] Too many open files"),
+    ):
+        next(iter(loader))
     alone = tmp_path / "alone" / "only_here_of_ray.py"
     alone.parent.mkdir()
     alone.write_text("def function(sample):\n    return sample\n")
@@ -415,6 +424,24 @@ def test_workers_that_ray_does_not_start(cluster: Cluster, folder: Path) -> None
             pytest.raises(ConfigError, match="does not start such workers"),
         ):
             next(iter(loader))
+
+
+def test_actors_that_fail_for_hours(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause before the next one grows to its bound; no number of failures ends the broker."""
+    monkeypatch.setattr(broker, "RETRY_S", 0.0)
+    actor = ray.remote(host.Host).remote()
+    ray.kill(actor)
+    ours, theirs = socket.socketpair()
+    ours.close()
+
+    async def fail() -> None:
+        made = broker.Broker(MessageChannel(theirs), ps.ray.Workers(count=1, address=cluster.address))
+        for _ in range(1100):
+            made._actors["failing"] = actor
+            await made._follow("failing", actor)
+
+    with theirs:
+        asyncio.run(fail())
 
 
 def test_nothing_is_left_of_a_driver_that_is_killed(cluster: Cluster, folder: Path, place: Path) -> None:
