@@ -39,15 +39,6 @@ _STATUSES = {  # the HTTP status of each code of an error; of all others it is 4
     "InsufficientStorage": 507,
 }
 
-UPLOAD_MESSAGES = {
-    "NoSuchUpload": "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or "
-    "completed.",
-    "InvalidPart": "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
-    "specified entity tag may not match the part's entity tag.",
-    "InvalidPartOrder": "The list of parts was not in ascending order. Parts must be ordered by part number.",
-}
-"""S3's messages of what clients do wrong in multipart uploads, by code. Stores raise errors with these codes too."""
-
 
 class S3Error(Exception):
     """A refusal, in S3's terms; the front sends it as an error document.

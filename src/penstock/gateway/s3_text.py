@@ -1,4 +1,4 @@
-"""How S3 writes text and times in documents and headers. Pure."""
+"""How S3 writes text and times in documents and headers, and some of its messages. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
 OWNER = (("ID", "75aa57f09aa0c8caeab4f8c24e99d10f8e7faeebf76c078efc7c6caea54ba06a"), ("DisplayName", "penstock"))
 """Names and texts of the elements of ``<Owner>``. One owner owns everything; clients only need one to be named."""
+
+UPLOAD_MESSAGES = {
+    "NoSuchUpload": "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or "
+    "completed.",
+    "InvalidPart": "One or more of the specified parts could not be found. The part may not have been uploaded, or the "
+    "specified entity tag may not match the part's entity tag.",
+    "InvalidPartOrder": "The list of parts was not in ascending order. Parts must be ordered by part number.",
+}
+"""S3's messages of what clients do wrong in multipart uploads, by code. Stores raise errors with these codes too."""
 
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"}

@@ -418,8 +418,8 @@ class _Upload:
     """A multipart upload.
 
     Attributes:
-        make_file: Makes the file to which parts are appended: its descriptor, and the hidden name that it has or gets.
-        file: What `make_file` returned; None before the first part.
+        make_file: Makes that file, and returns its descriptor and the hidden name that it has or gets.
+        file: The open file to which parts are appended, and its hidden name; None before the first part.
         end: Offset of the next part in the file, in bytes, from 0.
         parts: Span in the file and ETag of each part, by its number, from 1.
         used_s: When the last part began to come, or the upload, in seconds of the monotonic clock.
@@ -541,7 +541,8 @@ def _check_version(found: ObjectInfo | None, if_match: str) -> None:
 def locked_directory(path: Path, *, is_shared: bool) -> Iterator[None]:
     """Hold a lock of a directory, among all threads and processes, until the block ends; reading it needs none.
 
-    A shared lock excludes only those that are not. It is left out where there is none, because no other can be held there.
+    A shared lock excludes only those that are not shared. If the directory cannot be locked, the block goes on without,
+    because nobody else can hold a lock of it.
     """
     fd = -1
     try:

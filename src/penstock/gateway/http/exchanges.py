@@ -40,7 +40,8 @@ from penstock.errors import (
     UnsupportedFormatError,
 )
 from penstock.gateway.http.documents import XML_TYPE, error_document, http_date
-from penstock.gateway.objects import UPLOAD_MESSAGES, S3Error
+from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import UPLOAD_MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

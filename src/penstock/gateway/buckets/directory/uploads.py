@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.checksums import algorithms as checksums
 from penstock.checksums.combining import CRCS, combined_crc
 from penstock.gateway.buckets.directory.files import bucket_missing, make_below
-from penstock.gateway.objects import UPLOAD_MESSAGES, S3Error
+from penstock.gateway.objects import S3Error
+from penstock.gateway.s3_text import UPLOAD_MESSAGES
 from penstock.store.local import copy_range, sync_directory
 from penstock.store.records import StoredRecord
 from penstock.store.upload import multipart_etag
