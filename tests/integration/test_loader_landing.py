@@ -390,6 +390,23 @@ def test_a_message_that_cannot_be_read_is_an_error(ends: tuple[LandingChannel, M
         ours.receive()
 
 
+def test_a_worker_that_cannot_read_its_job_ends_with_its_loader() -> None:
+    """It says what it lacks, and listens on: nobody else ends it on another machine."""
+    first, second = socket.socketpair()
+    ours = MessageChannel(first)
+    with second:
+        process = start_process(second)
+    try:
+        ours.send_raw(pickled_by_value(Called("fail")))
+        message, _ = ours.receive()
+        assert "only_there" in str(message.error.revived())
+        ours.close()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 CLOSING: list[LandingChannel] = []
 
 

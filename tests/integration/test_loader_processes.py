@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -558,6 +559,60 @@ def test_workers_do_not_outlive_the_program(folder: Path, signal_number: signal.
     while any(map(is_alive, workers)):
         assert time.monotonic() < deadline_s, workers
         os.sched_yield()
+
+
+# ── the limit of open files ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _use_all_descriptors() -> None:
+    """What a leak elsewhere in the program does."""
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_a_loader_without_descriptors_gives_no_wrong_values(tmp_path: Path) -> None:
+    """A worker replaces its heap by a larger one, whose descriptor the kernel drops: the old heap is not read instead."""
+
+    def longer(sample: dict[str, Any]) -> dict[str, Any]:
+        number = int(sample["cls"])
+        return {"cls": number, "text": f"{number:05d}" * (2_400 if number < 100 else 12_000)}
+
+    made = ps.shards(f"{_many(tmp_path / 'many')}/").map(longer).batch(4)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ps.Loader(made, processes=1, index="stream") as loader:
+        steps = iter(loader)
+        try:
+            with pytest.raises(PenstockError, match=r"too many open files.*ulimit -n") as raised:  # noqa: PT012
+                for step, batch in enumerate(steps):
+                    for number, text in zip(batch["cls"].tolist(), batch["text"], strict=True):
+                        assert text == longer({"cls": number})["text"]
+                    if step == 12:
+                        _use_all_descriptors()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not isinstance(raised.value, OSError)
+        with pytest.raises(PenstockError, match="ulimit -n"):
+            next(steps)
+
+
+@pytest.mark.parametrize("free_count", [0, 1])
+def test_a_worker_without_descriptors_is_an_error(tmp_path: Path, free_count: int) -> None:
+    """It gets no memory of another slot, or cannot map it: the loader learns why, in place of waiting."""
+    marker = tmp_path / "limited"
+
+    def limited(sample: dict[str, Any]) -> dict[str, Any]:
+        if not marker.exists():
+            marker.touch()
+            os.close(lowest := os.dup(0))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (lowest + free_count, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            )
+        return {"cls": int(sample["cls"])}
+
+    made = ps.shards(f"{_many(tmp_path / 'many')}/").map(limited).batch(4)
+    with ps.Loader(made, processes=1, threads=1, index="stream") as loader:
+        with pytest.raises(PenstockError, match=r"(?i)too many open files.*ulimit -n"):
+            list(loader)
 
 
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

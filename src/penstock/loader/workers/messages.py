@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from penstock.errors import ConfigError, PenstockError
 from penstock.loader.options import Batching
 from penstock.loader.position import IndexPosition, feed_position
+from penstock.loader.workers.shared_memory import DESCRIPTORS_HINT
 from penstock.processes.channel import receive_exactly
 from penstock.system.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
@@ -420,6 +421,7 @@ class MessageChannel:
 
         Raises:
             EOFError, OSError: The other end is gone, or the exception of a signal interrupted the last call.
+            PenstockError: The descriptor is missing: the kernel drops it if this process may not open another file.
         """
         if self._is_receiving:
             raise EOFError
@@ -433,10 +435,13 @@ class MessageChannel:
                     raise EOFError
                 head += part
                 descriptors += more
-            data = receive_exactly(self._socket, _HEAD.unpack(head)[0])
+            length, has_descriptor = _HEAD.unpack(head)
+            data = receive_exactly(self._socket, length)
             if data is None:
                 raise EOFError
             self._is_receiving = False
+            if has_descriptor and not descriptors:
+                raise PenstockError("shared memory did not arrive: too many open files", hint=DESCRIPTORS_HINT)
             message = pickle.loads(data)
         except BaseException:
             for descriptor in descriptors:

@@ -355,6 +355,9 @@ class ProcessBackend:
         except (EOFError, OSError):
             self._note_death(worker)
             return
+        except Exception as error:  # the message has arrived, but cannot be read
+            worker.failure = error
+            return
         try:
             self._note(worker, message, descriptor)
         except Exception as error:

@@ -12,26 +12,32 @@ more, in pieces of 200 KB that both sides wait for. The loader copies the values
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import mmap
 import os
 import pickle
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.memory.buffers import lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.samples.columns import Layout
 
 _log = logging.getLogger("penstock.loader")
 _ALIGN_BYTES = 64  # a cache line: no two columns share one
+
+DESCRIPTORS_HINT = (
+    "raise the limit of open files (ulimit -n); each batch that the training loop keeps takes two of them"
+)
 
 INLINE_BYTES_MAX = 32 * 1024
 """Size up to which values of variable length go with the message."""
@@ -86,15 +92,30 @@ class SlotLayout:
         return found
 
 
-def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
-    """New shared memory: its descriptor, and its mapping in this process."""
-    descriptor = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
+@contextmanager
+def _errors_of_memory(size_bytes: int) -> Iterator[None]:
+    """Replace an ``OSError``, which whoever talks to another process takes for the end of the connection."""
     try:
-        os.ftruncate(descriptor, size_bytes)
-        return descriptor, mmap.mmap(descriptor, size_bytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        yield
+    except OSError as error:
+        hint = DESCRIPTORS_HINT if error.errno in (errno.EMFILE, errno.ENFILE) else None
+        raise PenstockError(f"no shared memory of {size_bytes} bytes: {error.strerror}", hint=hint) from error
+
+
+def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
+    """New shared memory: its descriptor, and its mapping in this process.
+
+    Raises:
+        PenstockError: There is no memory, or no descriptor is left.
+    """
+    with _errors_of_memory(size_bytes):
+        descriptor = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            return descriptor, mmap.mmap(descriptor, size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
 
 def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
@@ -102,9 +123,13 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
 
     All pages are mapped at once: mapping them one by one, as they are touched, costs ten times as much, in the training
     loop's time.
+
+    Raises:
+        PenstockError: There is no memory, or no descriptor is left.
     """
     try:
-        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        with _errors_of_memory(size_bytes):
+            return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(descriptor)
 

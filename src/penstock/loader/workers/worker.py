@@ -243,18 +243,20 @@ def _prepare(lane: Lane, total: int) -> BaseException | None:
 class Inbox:
     """Keeps the messages of the loader. Its thread receives them, and ends the process when the loader is gone.
 
+    The loader is told of a message that cannot be read; whoever waits for what it said waits until the loader closes.
+
     Args:
         channel: Connection to the loader.
 
     Attributes:
-        jobs: Jobs to do, or the error that keeps the process from unpickling one.
+        jobs: Jobs to do.
         orders: ``FillRows``, ``FindSamples`` and ``EndJob``, in the order in which they came.
         slots: Slot of each batch, by number of the batch.
     """
 
     def __init__(self, channel: MessageChannel) -> None:
         self.channel = channel
-        self.jobs: queue.SimpleQueue[WorkerJob | BaseException] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[WorkerJob] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._forget()
         threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
@@ -280,8 +282,8 @@ class Inbox:
             return self._memories[self.slots[batch_index]]
 
     def _receive(self) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 message, descriptor = self.channel.receive()
                 if isinstance(message, WorkerJob):
                     self._forget()
@@ -290,10 +292,10 @@ class Inbox:
                 with self._changed:
                     self._note(message, descriptor)
                     self._changed.notify_all()
-        except (EOFError, OSError):
-            os._exit(0)  # the loader has closed, or its process has ended; nothing here outlives it
-        except BaseException as error:  # e.g. a module that the pipeline's functions need is missing
-            self.jobs.put(error)
+            except (EOFError, OSError):
+                os._exit(0)  # the loader has closed, or its process has ended; nothing here outlives it
+            except BaseException as error:  # e.g. a module that the pipeline's functions need is missing
+                report_failure(self.channel, error)
 
     def _note(self, message: Any, descriptor: int | None) -> None:
         match message:
@@ -320,19 +322,22 @@ def main(descriptor: str, parent: str) -> None:
     try:
         while True:
             job = inbox.jobs.get()
-            if isinstance(job, BaseException):
-                raise job
             if not channel.shares_memory:
                 channel.send(JobTaken())
             work(job, inbox)
             del job
             channel.send(JobEnded())
     except BaseException as error:
-        try:
-            channel.send(WorkerFailed(RemoteError.of(error)))
-        except OSError:
-            os._exit(0)  # the loader is gone
+        report_failure(channel, error)
     threading.Event().wait()  # until the loader closes the channel, because it needs nothing more
+
+
+def report_failure(channel: MessageChannel, error: BaseException) -> None:
+    """Tell the loader that this worker cannot go on. The process ends if the loader is gone."""
+    try:
+        channel.send(WorkerFailed(RemoteError.of(error)))
+    except OSError:
+        os._exit(0)
 
 
 def work(job: WorkerJob, inbox: Inbox) -> None:
