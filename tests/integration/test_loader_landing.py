@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 import penstock as ps
 from loading import index, pipeline, write_counted
-from penstock.errors import ClosedError, ClusterLostError, ConfigError, DecodeError
+from penstock.errors import ClosedError, ClusterLostError, ConfigError, DecodeError, PenstockError
 from penstock.loader.workers import landing, messages
 from penstock.loader.workers.landing import LandingChannel
 from penstock.loader.workers.messages import (
@@ -35,7 +36,7 @@ from penstock.loader.workers.messages import (
 from penstock.loader.workers.process_pool import Worker, WorkerPool, WorkerProcess, start_process
 from penstock.loader.workers.shared_memory import PackedColumn, create_memory
 from resuming import assert_same, children
-from servers.leaks import nothing_left
+from servers.leaks import descriptors, nothing_left
 
 pytestmark = pytest.mark.server
 SIZES = (9, 0, 30, 14, 1, 22)
@@ -231,6 +232,47 @@ def test_nothing_is_left(folder: Path, place: Path) -> None:
             read_some()
 
 
+def long_text(sample: dict[str, Any]) -> dict[str, Any]:
+    """Values that are too long to travel with the message."""
+    return {"cls": int(sample["cls"]), "text": "d" * 20_000}
+
+
+@pytest.mark.parametrize("workers_count", [1, 4])
+def test_descriptors_of_memory_do_not_grow_with_the_workers(tmp_path: Path, workers_count: int) -> None:
+    """A slot takes two, however many channels have rows land there; a heap takes none."""
+    write_counted(tmp_path / "data", [60] * 8)
+    made = shuffled(tmp_path / "data").map(long_text).batch(8)
+    before = descriptors()
+    with ps.Loader(made, workers=TcpWorkers(workers_count), lanes=8, index="stream") as loader:
+        for step, _ in enumerate(loader):
+            if step == 30:
+                break
+        taken = [each for each in descriptors() - before if "memfd" in each]
+        assert len(taken) == 2 * loader.statistics().slots_count
+
+
+@pytest.mark.parametrize("free_count", [2, 3])
+def test_the_limit_of_open_files_is_no_lost_connection(
+    tmp_path: Path, free_count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop that keeps all batches meets it: the error names the limit, and no healthy worker is replaced."""
+    write_counted(tmp_path / "data", [60] * 8)
+    made = shuffled(tmp_path / "data").map(long_text).batch(8)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ps.Loader(made, workers=TcpWorkers(2), lanes=8, index="stream") as loader:
+        kept = []
+        try:
+            with pytest.raises(PenstockError, match=r"Too many open files.*ulimit -n"):  # noqa: PT012
+                for batch in loader:
+                    if not kept:
+                        os.close(lowest := os.dup(0))
+                        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free_count, limits[1]))
+                    kept.append(batch)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "restarted" not in caplog.text
+
+
 def test_what_does_not_go_together_is_refused(folder: Path) -> None:
     """Processes and workers at once, a stride, and what is no cluster's workers."""
     made = MADE["stored"](folder)
@@ -313,29 +355,27 @@ def ends() -> Iterator[tuple[LandingChannel, MessageChannel]]:
 def test_memory_of_values_that_never_arrive_is_freed(ends: tuple[LandingChannel, MessageChannel]) -> None:
     """A worker that ends between its message and the values leaves no descriptor."""
     ours, theirs = ends
-    memory, _ = create_memory(64)
+    memory = create_memory(64)
     with nothing_left():
-        ours.send(AddSlot(0, 64), descriptor=memory)
+        ours.send(AddSlot(0), memory=memory)
         ours.send(FillRows(0, np.arange(2).tobytes(), 0))
         column = PackedColumn("bytes", [50, 50], None, [])
-        theirs.send(RowsDone(0, {}, ["raw"], [column], None, [], None, {}, [], None, []), data=[b"x" * 50])
+        theirs.send(RowsDone(0, {}, ["raw"], [column], None, [], None, {}, [], []), data=[b"x" * 50])
         theirs.end()
         with pytest.raises(EOFError):
             ours.receive()
-        ours._heaps.clear()
-        ours._memories.clear()
-    os.close(memory)
+    os.close(memory.descriptor)
 
 
 @pytest.mark.parametrize("error_type", [EOFError, ModuleNotFoundError])
 def test_memory_whose_message_cannot_be_received_is_freed(error_type: type[Exception]) -> None:
     """A worker that ends between a descriptor and its message leaves none, nor does a message that cannot be read here."""
     first, second = socket.socketpair()
-    memory, _ = create_memory(64)
+    memory = create_memory(64)
     ours = MessageChannel(first)
     data = pickled_by_value(Called("fail"))
     with nothing_left():
-        socket.send_fds(second, [messages._HEAD.pack(len(data), True)], [memory])
+        socket.send_fds(second, [messages._HEAD.pack(len(data), 64)], [memory.descriptor])
         if error_type is ModuleNotFoundError:
             second.sendall(data)
         second.shutdown(socket.SHUT_RDWR)
@@ -343,7 +383,7 @@ def test_memory_whose_message_cannot_be_received_is_freed(error_type: type[Excep
             ours.receive()
     second.close()
     ours.close()
-    os.close(memory)
+    os.close(memory.descriptor)
 
 
 class Called:

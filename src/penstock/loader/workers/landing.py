@@ -3,7 +3,7 @@
 A worker of this machine writes its rows into memory that it shares with the loader. A worker elsewhere makes them in memory of
 its own, and sends them after its ``RowsDone``. Here, a thread for each worker has the kernel write them from the socket into
 the rows of the slot, without a copy in between, and passes the message on. To its loader, this channel is like that of a
-worker of this machine: slots are added and used, and heaps come with a message, by descriptor.
+worker of this machine: slots are added and used, and heaps come with a message. Neither takes a descriptor here.
 
 The workers send no more than the loader has assigned, which is a few batches, so that nothing is held beyond the slots.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ProtocolError
+from penstock.errors import PenstockError, ProtocolError
 from penstock.loader.workers.messages import (
     AddSlot,
     FillRows,
@@ -34,13 +34,15 @@ from penstock.loader.workers.messages import (
     UseSlot,
     WorkerFailed,
 )
-from penstock.loader.workers.shared_memory import create_memory, map_memory
+from penstock.loader.workers.shared_memory import unshared_memory
 from penstock.processes.channel import receive_exactly
 
 if TYPE_CHECKING:
     import mmap
 
     from numpy.typing import NDArray
+
+    from penstock.loader.workers.shared_memory import SharedMemory
 
 SCATTERED_BYTES_MIN = 2048
 """Size of a row from which the kernel writes each row to its place. Smaller rows are received together, and copied."""
@@ -71,7 +73,7 @@ class LandingChannel:
         keep_alive(end)
         self._socket = end
         self._channel = MessageChannel(end)
-        self._messages: deque[tuple[Any, int | None] | None] = deque()
+        self._messages: deque[tuple[Any, mmap.mmap | None] | None] = deque()
         self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         self._changed = threading.Condition()  # what follows is written under it
         self._assigned: dict[int, _Assigned] = {}
@@ -98,7 +100,7 @@ class LandingChannel:
         """Whether nothing more arrives."""
         return not self._thread.is_alive()
 
-    def send(self, message: NamedTuple, *, descriptor: int | None = None) -> None:
+    def send(self, message: NamedTuple, *, memory: SharedMemory | None = None) -> None:
         """Send a message; those about memory are for this end.
 
         Raises:
@@ -106,9 +108,9 @@ class LandingChannel:
         """
         with self._changed:
             match message:
-                case AddSlot(slot, size_bytes):
-                    assert descriptor is not None
-                    self._memories[slot] = map_memory(os.dup(descriptor), size_bytes)
+                case AddSlot(slot):
+                    assert memory is not None
+                    self._memories[slot] = memory.mapping
                     return
                 case UseSlot(batch_index, slot):
                     if batch_index in self._assigned:  # a worker without rows in it may have reported it already
@@ -135,8 +137,8 @@ class LandingChannel:
             _bound_silence(self._socket, START_S_MAX)
         self._channel.send_raw(data)
 
-    def receive(self) -> tuple[Any, int | None]:
-        """The next message, and the descriptor of a new heap. Blocks.
+    def receive(self) -> tuple[Any, mmap.mmap | None]:
+        """The next message, and a new heap. Blocks.
 
         Raises:
             EOFError: The other end is gone, or the exception of a signal interrupted the last call.
@@ -166,9 +168,6 @@ class LandingChannel:
         if threading.current_thread() is not self._thread:  # where the finaliser of a loader may run
             self._thread.join()
         self._channel.close()
-        for found in self._messages:
-            if found is not None and found[1] is not None:
-                os.close(found[1])
         os.close(self._ready)
         self._ready = -1
 
@@ -178,23 +177,25 @@ class LandingChannel:
         try:
             while True:
                 message, _ = self._channel.receive()
-                descriptor = None
+                heap = None
                 if isinstance(message, JobTaken):
                     _bound_silence(self._socket, SILENCE_S_MAX)
                     continue
                 if isinstance(message, RowsDone):
-                    message, descriptor = self._land(message)
+                    heap = self._land(message)
                 with self._changed:
                     self._owe(-isinstance(message, RowsDone | SamplesFound))
-                self._hand_on((message, descriptor))
+                self._hand_on((message, heap))
         except (EOFError, OSError):
             pass
+        except PenstockError as error:  # no memory
+            self._hand_on((WorkerFailed(RemoteError.of(error)), None))
         except Exception as error:  # e.g. a value of a class that only the worker's machine has
             unread = ProtocolError(f"what a worker sent cannot be read here: {type(error).__name__}: {error}")
             self._hand_on((WorkerFailed(RemoteError.of(unread)), None))
         self._hand_on(None)
 
-    def _hand_on(self, found: tuple[Any, int | None] | None) -> None:
+    def _hand_on(self, found: tuple[Any, mmap.mmap | None] | None) -> None:
         self._messages.append(found)
         if self._ready >= 0:  # a finaliser may have closed this end in this thread
             os.eventfd_write(self._ready, 1)
@@ -204,8 +205,8 @@ class LandingChannel:
             self.heard_s = time.monotonic()
         self._owed_count += count
 
-    def _land(self, done: RowsDone) -> tuple[RowsDone, int | None]:
-        """Receive the rows and values that follow a message. Returns the message, and the descriptor of a new heap."""
+    def _land(self, done: RowsDone) -> mmap.mmap | None:
+        """Receive the rows and values that follow a message. Returns the heap, if it is a new one."""
         with self._changed:
             if done.columns or done.parts:  # the slot may be known a moment later than the columns
                 self._changed.wait_for(lambda: self._ended or self._assigned[done.batch_index].slot is not None)
@@ -219,21 +220,13 @@ class LandingChannel:
                     self._land_rows(memory, rows, offset, row_bytes)
         size_bytes = sum(column.size_bytes for column in done.columns) if done.inline is None else 0
         if not size_bytes:
-            return done, None
+            return None
         assert slot is not None
-        descriptor, heap = None, self._heaps.get(slot)
+        replaced, heap = None, self._heaps.get(slot)
         if heap is None or len(heap) < size_bytes:
-            capacity_bytes = size_bytes * 5 // 4
-            descriptor, heap = create_memory(capacity_bytes)
-            self._heaps[slot] = heap
-            done = done._replace(heap_bytes=capacity_bytes)
-        try:
-            receive_into(self._socket, [memoryview(heap)[:size_bytes]])
-        except BaseException:
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
-        return done, descriptor
+            replaced = heap = self._heaps[slot] = unshared_memory(size_bytes * 5 // 4)
+        receive_into(self._socket, [memoryview(heap)[:size_bytes]])
+        return replaced
 
     def _land_rows(self, memory: mmap.mmap, rows: NDArray[np.int64], offset: int, row_bytes: int) -> None:
         """Receive some rows of one column, which begins at `offset` of the slot."""

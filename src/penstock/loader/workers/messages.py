@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from penstock.errors import ConfigError, PenstockError
 from penstock.loader.options import Batching
 from penstock.loader.position import IndexPosition, feed_position
-from penstock.loader.workers.shared_memory import DESCRIPTORS_HINT
+from penstock.loader.workers.shared_memory import DESCRIPTORS_HINT, map_memory
 from penstock.processes.channel import receive_exactly
 from penstock.system.tracebacks import is_full, pickled_with_files
 from penstock.version import install_hint
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.lanes.feed import Feed
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
     from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
     from penstock.loader.position import FeedPosition, Position
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers.shared_memory import PackedColumn
+    from penstock.loader.workers.shared_memory import PackedColumn, SharedMemory
     from penstock.pipeline import Pipeline
 
-_HEAD = struct.Struct("<QB")
+_HEAD = struct.Struct("<QQ")
+"""Length of the message, and size of the shared memory whose descriptor comes with it, both in bytes; 0 without one."""
 CAUSES_MAX = 8
 
 # ── from the loader ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,10 +174,9 @@ class UseSlot(NamedTuple):
 
 
 class AddSlot(NamedTuple):
-    """The memory of a slot; its descriptor comes with the message."""
+    """The memory of a slot, which comes with the message."""
 
     slot: int
-    size_bytes: int
 
 
 class FixLayout(NamedTuple):
@@ -250,7 +251,7 @@ class DroppedSample(NamedTuple):
 
 
 class RowsDone(NamedTuple):
-    """The rows that a worker was to fill in a batch are written.
+    """The rows that a worker was to fill in a batch are written. A new heap for the batch's slot comes with the message.
 
     Attributes:
         batch_index: Number of the batch in the run, from 0.
@@ -262,7 +263,6 @@ class RowsDone(NamedTuple):
         position: Position of the worker's lanes after its rows; None if an index tells.
         sums: Counters of the worker since its job began, by name.
         dropped_samples: Samples dropped since the last of these messages.
-        heap_bytes: Size of a new heap for this slot, whose descriptor comes with the message; None if there is no new one.
         parts: For each column of arrays whose rows follow the message, because no memory is shared: its offset in a slot, and
             the size of a row in bytes. The values that are neither there nor `inline` follow them.
     """
@@ -276,7 +276,6 @@ class RowsDone(NamedTuple):
     position: FeedPosition | None
     sums: Mapping[str, float]
     dropped_samples: list[DroppedSample]
-    heap_bytes: int | None
     parts: list[tuple[int, int]]
 
 
@@ -385,12 +384,12 @@ class MessageChannel:
         """Whether both ends are on one machine, so that memory can be sent by its descriptor."""
         return self._socket.family == socket.AF_UNIX
 
-    def send(self, message: NamedTuple, *, descriptor: int | None = None, data: Sequence[Any] = ()) -> None:
+    def send(self, message: NamedTuple, *, memory: SharedMemory | None = None, data: Sequence[Any] = ()) -> None:
         """Send one of the messages of this module.
 
         Args:
             message: The message.
-            descriptor: Descriptor of shared memory to send with it.
+            memory: Shared memory to send with it.
             data: Buffers to send after it, which whoever receives the message reads from the socket.
 
         Raises:
@@ -398,30 +397,30 @@ class MessageChannel:
         """
         numbered = (_NUMBERS[type(message)], *message)
         with self._lock:
-            self.send_raw(pickle.dumps(numbered, protocol=pickle.HIGHEST_PROTOCOL), descriptor=descriptor)
+            self.send_raw(pickle.dumps(numbered, protocol=pickle.HIGHEST_PROTOCOL), memory=memory)
             for buffer in data:
                 self._socket.sendall(buffer)
 
-    def send_raw(self, data: bytes, *, descriptor: int | None = None) -> None:
+    def send_raw(self, data: bytes, *, memory: SharedMemory | None = None) -> None:
         """Send a message that has been pickled, which may be anything but a tuple.
 
         Raises:
             OSError: The other end is gone.
         """
-        head = _HEAD.pack(len(data), descriptor is not None)
+        head = _HEAD.pack(len(data), 0 if memory is None else len(memory.mapping))
         with self._lock:
-            if descriptor is not None:
-                socket.send_fds(self._socket, [head], [descriptor])
+            if memory is not None:
+                socket.send_fds(self._socket, [head], [memory.descriptor])
                 self._socket.sendall(data)
             else:
                 self._socket.sendall(head + data)  # one call, because the training loop waits for it
 
-    def receive(self) -> tuple[Any, int | None]:
-        """The next message, and the descriptor that came with it. Blocks.
+    def receive(self) -> tuple[Any, mmap.mmap | None]:
+        """The next message, and the shared memory that came with it. Blocks.
 
         Raises:
             EOFError, OSError: The other end is gone, or the exception of a signal interrupted the last call.
-            PenstockError: The descriptor is missing: the kernel drops it if this process may not open another file.
+            PenstockError: The memory did not arrive: the kernel drops a descriptor if this process may not open another file.
         """
         if self._is_receiving:
             raise EOFError
@@ -435,12 +434,12 @@ class MessageChannel:
                     raise EOFError
                 head += part
                 descriptors += more
-            length, has_descriptor = _HEAD.unpack(head)
+            length, size_bytes = _HEAD.unpack(head)
             data = receive_exactly(self._socket, length)
             if data is None:
                 raise EOFError
             self._is_receiving = False
-            if has_descriptor and not descriptors:
+            if size_bytes and not descriptors:
                 raise PenstockError("shared memory did not arrive: too many open files", hint=DESCRIPTORS_HINT)
             message = pickle.loads(data)
         except BaseException:
@@ -449,7 +448,7 @@ class MessageChannel:
             raise
         if type(message) is tuple:
             message = _KINDS[message[0]](*message[1:])
-        return message, descriptors[0] if descriptors else None
+        return message, map_memory(descriptors[0], size_bytes) if descriptors else None
 
     def end(self) -> None:
         """Send nothing more: the receiver of either end gets the messages that were sent, and then the end."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import WorkerDiedError
 from penstock.loader.workers.messages import JobEnded, MessageChannel, pickled_by_value
-from penstock.loader.workers.shared_memory import map_memory
 from penstock.processes.starting import described_end, python_path, worker_command
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.loader.position import FeedPosition
     from penstock.loader.workers.landing import LandingChannel
     from penstock.loader.workers.messages import WorkerJob
+    from penstock.loader.workers.shared_memory import SharedMemory
 
 EXIT_S_MAX = 2.0
 
@@ -93,19 +93,15 @@ class Worker(ABC):
         self.slots: set[int] = set()
         self._job = job
 
-    def send(self, message: Any, *, descriptor: int | None = None) -> None:
+    def send(self, message: Any, *, memory: SharedMemory | None = None) -> None:
         """Send a message. If the process is gone, its receiver will notice."""
         with suppress(OSError):
-            self.channel.send(message, descriptor=descriptor)
+            self.channel.send(message, memory=memory)
 
     def send_raw(self, data: bytes) -> None:
         """Send a message that has been pickled. If the process is gone, its receiver will notice."""
         with suppress(OSError):
             self.channel.send_raw(data)
-
-    def add_heap(self, slot: int, descriptor: int, size_bytes: int) -> None:
-        """Read the values of variable length of this slot's batches from this memory, from now on."""
-        self.heaps[slot] = map_memory(descriptor, size_bytes)
 
     def wait_ended(self) -> bool:
         """Wait at most ``EXIT_S_MAX`` seconds for the process to end its job after an ``EndJob``. Returns whether it did."""

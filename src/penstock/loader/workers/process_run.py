@@ -43,6 +43,7 @@ from penstock.loader.workers.shared_memory import Anchors, Slots, unpacked
 from penstock.samples.columns import Layout
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.options import BatchPlan
@@ -327,7 +328,7 @@ class ProcessBackend:
         assert self._slots is not None
         if slot not in worker.slots:
             worker.slots.add(slot)
-            worker.send(AddSlot(slot, self._slots.layout.size_bytes), descriptor=self._slots.descriptor(slot))
+            worker.send(AddSlot(slot), memory=self._slots.memory(slot))
 
     # ── messages of workers ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -351,7 +352,7 @@ class ProcessBackend:
 
     def _receive(self, worker: Worker) -> None:
         try:
-            message, descriptor = worker.channel.receive()
+            message, heap = worker.channel.receive()
         except (EOFError, OSError):
             self._note_death(worker)
             return
@@ -359,11 +360,11 @@ class ProcessBackend:
             worker.failure = error
             return
         try:
-            self._note(worker, message, descriptor)
+            self._note(worker, message, heap)
         except Exception as error:
             worker.failure = error
 
-    def _note(self, worker: Worker, message: Any, descriptor: int | None) -> None:
+    def _note(self, worker: Worker, message: Any, heap: mmap.mmap | None) -> None:
         match message:
             case FirstSample(values):
                 if self._first is None:
@@ -376,11 +377,11 @@ class ProcessBackend:
                 self._assigner.note({number: _progress(worker, report) for number, report in lanes.items()})
                 self._go_on()
             case RowsDone():
-                self._note_rows(worker, message, descriptor)
+                self._note_rows(worker, message, heap)
             case WorkerFailed(error):
                 worker.failure = worker.explained(error.revived(worker.described()))
 
-    def _note_rows(self, worker: Worker, done: RowsDone, descriptor: int | None) -> None:
+    def _note_rows(self, worker: Worker, done: RowsDone, heap: mmap.mmap | None) -> None:
         worker.done_count = done.batch_index + 1
         worker.position = done.position if done.position is not None else worker.position
         worker.deaths_count = 0
@@ -389,9 +390,9 @@ class ProcessBackend:
             self._meter.on_node(worker.node, decode_s=done.sums["decode_s"] - worker.sums.get("decode_s", 0.0))
         worker.sums = done.sums
         pending = self._pending[done.batch_index]
-        if descriptor is not None and done.heap_bytes is not None:
+        if heap is not None:
             assert pending.slot is not None
-            worker.add_heap(pending.slot, descriptor, done.heap_bytes)
+            worker.heaps[pending.slot] = heap
         pending.results[worker.number] = done
         pending.last_node = worker.node
         try:

@@ -102,8 +102,20 @@ def _errors_of_memory(size_bytes: int) -> Iterator[None]:
         raise PenstockError(f"no shared memory of {size_bytes} bytes: {error.strerror}", hint=hint) from error
 
 
-def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
-    """New shared memory: its descriptor, and its mapping in this process.
+class SharedMemory(NamedTuple):
+    """Memory that this process has created, to share it.
+
+    Attributes:
+        descriptor: Descriptor of the memory, which whoever has created it closes.
+        mapping: The memory, mapped into this process.
+    """
+
+    descriptor: int
+    mapping: mmap.mmap
+
+
+def create_memory(size_bytes: int) -> SharedMemory:
+    """New shared memory.
 
     Raises:
         PenstockError: There is no memory, or no descriptor is left.
@@ -112,7 +124,7 @@ def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
         descriptor = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size_bytes)
-            return descriptor, mmap.mmap(descriptor, size_bytes)
+            return SharedMemory(descriptor, mmap.mmap(descriptor, size_bytes))
         except BaseException:
             os.close(descriptor)
             raise
@@ -132,6 +144,16 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
             return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(descriptor)
+
+
+def unshared_memory(size_bytes: int) -> mmap.mmap:
+    """New memory of this process alone, which takes no descriptor.
+
+    Raises:
+        PenstockError: There is no memory.
+    """
+    with _errors_of_memory(size_bytes):
+        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _forks_count = 0
@@ -165,7 +187,7 @@ class Slots:
         self.layout = SlotLayout(layout, rows_count)
         # one that is being filled, one that the training loop holds, and one more that it holds while it takes the next
         self.enough_count = prefetch_count + 3
-        self._slots: list[tuple[int, mmap.mmap]] = []
+        self._slots: list[SharedMemory] = []
         self._free: deque[int] = deque()  # leases that end append to it, in any thread, so there is no lock
         self._leased_at: dict[int, int] = {}  # of each slot, `_forks_count` when it was last leased
 
@@ -194,14 +216,14 @@ class Slots:
             )
         return len(self._slots) - 1, True
 
-    def descriptor(self, slot: int) -> int:
-        """The descriptor of a slot, to send to another process."""
-        return self._slots[slot][0]
+    def memory(self, slot: int) -> SharedMemory:
+        """The memory of a slot, to send to another process."""
+        return self._slots[slot]
 
     def lease(self, slot: int) -> memoryview:
-        """The memory of a slot. The slot is free again when the last reference to this memory is gone."""
+        """The memory of a slot, to hand out. The slot is free again when the last reference to this memory is gone."""
         self._leased_at[slot] = _forks_count
-        return lease(self._slots[slot][1], self._free, slot)
+        return lease(self._slots[slot].mapping, self._free, slot)
 
     def close(self) -> None:
         """Close the descriptors; idempotent. Memory that is leased stays until its last reference is gone."""
@@ -354,20 +376,18 @@ class Heaps:
     def __init__(self) -> None:
         self._memories: dict[int, mmap.mmap] = {}
 
-    def write(self, slot: int, buffers: Sequence[Any], size_bytes: int) -> tuple[int, int] | None:
+    def write(self, slot: int, buffers: Sequence[Any], size_bytes: int) -> SharedMemory | None:
         """Write buffers end to end into the heap of a slot, whose last batch the loader has copied.
 
         Returns:
-            Descriptor and size in bytes of a heap that replaces the one before; None if that one is large enough. The
-            caller closes the descriptor.
+            A heap that replaces the one before; None if that one is large enough. The caller closes its descriptor.
         """
         replaced = None
         memory = self._memories.get(slot)
         if memory is None or len(memory) < size_bytes:
             capacity_bytes = -(-size_bytes * 5 // 4 // mmap.PAGESIZE) * mmap.PAGESIZE
-            descriptor, memory = create_memory(capacity_bytes)
-            self._memories[slot] = memory
-            replaced = descriptor, capacity_bytes
+            replaced = create_memory(capacity_bytes)
+            memory = self._memories[slot] = replaced.mapping
         at = 0
         for buffer in buffers:
             end = at + len(buffer)

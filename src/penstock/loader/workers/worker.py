@@ -45,12 +45,13 @@ from penstock.loader.workers.messages import (
     WorkerJob,
 )
 from penstock.loader.workers.remote_rebatching import OUTPUTS, ListTransform
-from penstock.loader.workers.shared_memory import INLINE_BYTES_MAX, Heaps, SlotLayout, map_memory, packed, pickled
+from penstock.loader.workers.shared_memory import INLINE_BYTES_MAX, Heaps, SlotLayout, packed, pickled
 from penstock.processes.starting import connect_to_parent
 from penstock.samples.columns import Layout
 from penstock.samples.transform import SampleTransform, Tolerance, is_plain
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
@@ -284,26 +285,25 @@ class Inbox:
     def _receive(self) -> None:
         while True:
             try:
-                message, descriptor = self.channel.receive()
+                message, memory = self.channel.receive()
                 if isinstance(message, WorkerJob):
                     self._forget()
                     self.jobs.put(message)
                     continue
                 with self._changed:
-                    self._note(message, descriptor)
+                    self._note(message, memory)
                     self._changed.notify_all()
             except (EOFError, OSError):
                 os._exit(0)  # the loader has closed, or its process has ended; nothing here outlives it
             except BaseException as error:  # e.g. a module that the pipeline's functions need is missing
                 report_failure(self.channel, error)
 
-    def _note(self, message: Any, descriptor: int | None) -> None:
+    def _note(self, message: Any, memory: mmap.mmap | None) -> None:
         match message:
             case FixLayout(values):
                 self._layout = values
-            case AddSlot(slot, size_bytes):
-                assert descriptor is not None
-                self._memories[slot] = map_memory(descriptor, size_bytes)
+            case AddSlot(slot):
+                self._memories[slot] = memory
             case UseSlot(batch_index, slot):
                 self.slots[batch_index] = slot
             case FillRows(batch_index, _, slot):
@@ -382,14 +382,13 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
             position=job.input.report(delivery.position),
             sums=sums,
             dropped_samples=[dropped.popleft() for _ in range(len(dropped))],
-            heap_bytes=heap[1] if heap is not None else None,
             parts=list(sent.values()),
         )
         if inline is None and not is_shared:
             data += buffers
-        inbox.channel.send(done, descriptor=heap[0] if heap is not None else None, data=data)
+        inbox.channel.send(done, memory=heap, data=data)
         if heap is not None:
-            os.close(heap[0])
+            os.close(heap.descriptor)
 
     feed = job.open()
     builder: SharedBatchBuilder

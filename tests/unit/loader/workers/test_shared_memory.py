@@ -86,15 +86,15 @@ def test_a_heap_is_replaced_when_it_is_too_small() -> None:
     heaps = Heaps()
     first = heaps.write(3, [b"ab", b"c"], 3)
     assert first is not None
-    other = map_memory(*first)
+    other = map_memory(first.descriptor, len(first.mapping))
     assert other[:3] == b"abc"
     assert heaps.write(3, [b"xyz"], 3) is None
     assert other[:3] == b"xyz"
     size_bytes = len(other) + 1
     second = heaps.write(3, [bytes(size_bytes)], size_bytes)
     assert second is not None
-    assert second[1] >= size_bytes
-    os.close(second[0])
+    assert len(second.mapping) >= size_bytes
+    os.close(second.descriptor)
     assert other[:3] == b"xyz"
 
 
