@@ -25,7 +25,7 @@ from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from penstock.loader.workers.worker import NICENESS
 from resuming import assert_same, children, in_step, together, valid_rows
-from servers.leaks import is_alive
+from servers.leaks import has_ended, is_alive
 
 pytestmark = pytest.mark.server
 
@@ -394,6 +394,40 @@ def test_a_worker_that_leaves_children_is_seen_to_die(tmp_path: Path, monkeypatc
             assert time.monotonic() - began_s < DEATH_S_MAX
     finally:
         os.kill(int(forked.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", ["closed", "killed"])
+def test_programs_that_a_worker_started_end_with_it(tmp_path: Path, way: str) -> None:
+    """A function waits for a program that hangs: when the loader is closed, or the worker has died, the program ends."""
+    note = tmp_path / "program"
+
+    def waits(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["cls"]) == 8:  # of a batch that is made ahead
+            with subprocess.Popen(["sleep", "1000"]) as program:
+                (tmp_path / "writing").write_text(str(program.pid))
+                (tmp_path / "writing").rename(note)
+        return {"cls": int(sample["cls"])}
+
+    made = ps.shards(f"{_many(tmp_path / 'many')}/").map(waits).batch(4)
+    with ps.Loader(made, processes=1, threads=1, index="stream") as loader:
+        before = children()
+        steps = iter(loader)
+        next(steps)
+        (worker,) = children() - before
+        while not note.exists():
+            time.sleep(0.01)
+        program = int(note.read_text())
+        try:
+            if way == "killed":
+                os.kill(worker, signal.SIGKILL)
+                with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                    list(steps)
+            else:
+                loader.close()
+            assert has_ended(program)
+        finally:
+            if is_alive(program):
+                os.kill(program, signal.SIGKILL)
 
 
 def test_a_fork_leaves_the_parent_undisturbed(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.processes.starting import use_all_processors
+from penstock.processes.starting import kill_group, use_all_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,9 +138,7 @@ class ProcessGroup:
 
     def kill(self) -> None:
         """Kill the whole group; idempotent."""
-        if not self.is_released:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process)
 
     async def wait_exit(self, time_s_max: float | None = None) -> None:
         """Wait until the process itself has ended, or for a limited time."""

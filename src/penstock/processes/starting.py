@@ -1,4 +1,4 @@
-"""How a child process starts: command, environment and processors; and what it does to end with its parent.
+"""How a child process starts: command, environment and processors; how it is killed, and how it ends with its parent.
 
 The threads of a Python process take turns at the interpreter. If they are on several processors, each turn wakes another
 processor up, and small requests spend more time on that than on their work. On one processor, a thread goes on until it waits.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.config import cores_count
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable
 
 PR_SET_PDEATHSIG = 1
@@ -65,6 +66,29 @@ def use_all_processors(process_id: int) -> None:
     """Let a process that was just started use all processors that this process could use when it started."""
     with suppress(OSError):  # it has ended already, or its processors were taken away meanwhile
         os.sched_setaffinity(process_id, _ALLOWED)
+
+
+def is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has not ended. One that has is not waited for, so that its number still means its group.
+
+    It does not use ``poll``, which waits for an ended process, and gives None while another thread waits.
+    """
+    try:
+        return process.returncode is None and (
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        )
+    except ChildProcessError:
+        return False
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a group, and all of the group, also if the process itself has ended; idempotent.
+
+    Once the process has been waited for, its number may mean another, and nothing is killed.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 # ── in the child ───────────────────────────────────────────────────────────────────────────────────────────────────────

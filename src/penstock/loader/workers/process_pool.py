@@ -11,13 +11,14 @@ import os
 import select
 import socket
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import WorkerDiedError
 from penstock.loader.workers.messages import JobEnded, MessageChannel, pickled_by_value
-from penstock.processes.starting import described_end, python_path, worker_command
+from penstock.processes.starting import described_end, is_running, kill_group, python_path, worker_command
 
 if TYPE_CHECKING:
     import mmap
@@ -156,13 +157,8 @@ class WorkerProcess(Worker):
         self.send_raw(data)
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended. ``poll`` alone gives None also while another thread waits for the process."""
-        if self.process.poll() is not None:
-            return False
-        try:
-            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
+        """Whether the process has not ended."""
+        return is_running(self.process)
 
     def described(self) -> str:
         """The process, for people."""
@@ -170,18 +166,17 @@ class WorkerProcess(Worker):
 
     def death(self) -> WorkerDiedError:
         """The error that says how the process ended."""
-        try:
-            text = f"{self.described()} {described_end(self.process.wait(EXIT_S_MAX))}"
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            text = f"{self.described()} closed its end"
+        end_s = time.monotonic() + EXIT_S_MAX
+        while (is_alive := self.is_alive()) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        self.close()
         code = self.process.returncode
+        text = f"{self.described()} {'closed its end' if is_alive else described_end(code)}"
         return WorkerDiedError(text, worker=self.number, process_id=self.process.pid, exit_code=code)
 
     def close(self) -> None:
-        """Kill the process; idempotent."""
-        self.process.kill()
+        """Kill the process and what it has started; idempotent."""
+        kill_group(self.process)
         self.channel.close()
         self.process.wait()
 
