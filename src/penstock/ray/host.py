@@ -1,13 +1,15 @@
 """What runs on a machine of the cluster: an actor that starts a worker process for each connection of its loader.
 
 The module travels by value, so it begins with the standard library alone, and can say that penstock is missing or of
-another version. Worker processes are those of ``Loader(processes=)``. They end with their connection and with the actor.
+another version. Worker processes are those of ``Loader(processes=)``. They end with their connection and with the actor,
+also those that hang in a function that keeps the interpreter's lock, and cannot see the end of their connection.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import select
 import socket
 import sys
 import time
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHECK_S = 0.5
-"""Seconds between two looks at the memory of the worker processes."""
+"""Seconds between two looks at the memory and the connections of the worker processes."""
 
 
 class Host:
@@ -41,22 +43,29 @@ class Host:
     def serve(self, secret: bytes, memory_bytes_max: int | None) -> None:
         """Start a worker process for each connection of a loader that knows the secret; returns when the actor is killed."""
         from penstock.loader.workers.process_pool import start_process
+        from penstock.processes.starting import is_running, kill_group
         from penstock.ray.connecting import Acceptor
 
         acceptor = Acceptor(self._listener, secret)
-        processes: list[subprocess.Popen[bytes]] = []
+        workers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
         while True:
             if (end := acceptor.accept(CHECK_S)) is not None:
-                with end:
-                    processes.append(start_process(end))
-            processes = [process for process in processes if process.poll() is None]
-            for process in processes:
-                if memory_bytes_max is not None and _resident_bytes(process.pid) > memory_bytes_max:
+                workers.append((start_process(end), end))
+            ended = [worker for worker in workers if not is_running(worker[0])]
+            workers = [worker for worker in workers if worker not in ended]
+            for process, end in ended:
+                kill_group(process)  # what it has started
+                process.wait()
+                end.close()  # the loader learns only now that the process has ended
+            for process, end in workers:
+                if _is_closed(end):
+                    kill_group(process)
+                elif memory_bytes_max is not None and _resident_bytes(process.pid) > memory_bytes_max:
                     print(
                         f"penstock: worker process {process.pid} holds more than {memory_bytes_max} bytes, and is replaced",
                         file=sys.stderr,
                     )
-                    process.kill()
+                    kill_group(process)
 
 
 class Shares:
@@ -100,6 +109,13 @@ def fair_shares(wanted: Mapping[str, int], capacity: int) -> dict[str, int]:
             shares[name] += 1
             left -= 1
     return shares
+
+
+def _is_closed(end: socket.socket) -> bool:
+    """Whether the loader has closed its end of a connection, or the connection has failed."""
+    poll = select.poll()
+    poll.register(end, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _resident_bytes(process_id: int) -> int:
