@@ -419,10 +419,15 @@ def fail() -> None:
     raise ModuleNotFoundError("No module named 'only_there'")
 
 
-def test_a_message_that_cannot_be_read_is_an_error(ends: tuple[LandingChannel, MessageChannel]) -> None:
+def miss() -> None:
+    raise FileNotFoundError("only_there")
+
+
+@pytest.mark.parametrize("name", ["fail", "miss"])
+def test_a_message_that_cannot_be_read_is_an_error(ends: tuple[LandingChannel, MessageChannel], name: str) -> None:
     """Neither the thread nor the loader keeps waiting."""
     ours, theirs = ends
-    theirs.send_raw(pickled_by_value(Called("fail")))
+    theirs.send_raw(pickled_by_value(Called(name)))
     message, _ = ours.receive()
     assert isinstance(message, WorkerFailed)
     assert "only_there" in str(message.error.revived())
@@ -430,14 +435,15 @@ def test_a_message_that_cannot_be_read_is_an_error(ends: tuple[LandingChannel, M
         ours.receive()
 
 
-def test_a_worker_that_cannot_read_its_job_ends_with_its_loader() -> None:
+@pytest.mark.parametrize("name", ["fail", "miss"])
+def test_a_worker_that_cannot_read_its_job_ends_with_its_loader(name: str) -> None:
     """It says what it lacks, and listens on: nobody else ends it on another machine."""
     first, second = socket.socketpair()
     ours = MessageChannel(first)
     with second:
         process = start_process(second)
     try:
-        ours.send_raw(pickled_by_value(Called("fail")))
+        ours.send_raw(pickled_by_value(Called(name)))
         message, _ = ours.receive()
         assert "only_there" in str(message.error.revived())
         ours.close()

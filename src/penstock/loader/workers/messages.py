@@ -421,6 +421,7 @@ class MessageChannel:
         Raises:
             EOFError, OSError: The other end is gone, or the exception of a signal interrupted the last call.
             PenstockError: The memory did not arrive: the kernel drops a descriptor if this process may not open another file.
+                Or unpickling raised an ``OSError`` or an ``EOFError``; it may raise anything else, too.
         """
         if self._is_receiving:
             raise EOFError
@@ -441,7 +442,10 @@ class MessageChannel:
             self._is_receiving = False
             if size_bytes and not descriptors:
                 raise PenstockError("shared memory did not arrive: too many open files", hint=DESCRIPTORS_HINT)
-            message = pickle.loads(data)
+            try:
+                message = pickle.loads(data)
+            except (EOFError, OSError) as error:  # of the user's modules; it is not the end of the connection
+                raise PenstockError(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
