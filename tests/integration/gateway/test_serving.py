@@ -104,16 +104,30 @@ def test_boto3_reads_from_it(start: Start, workers: int) -> None:
     assert 'GET "/data/deep/a.bin" 206 5 ' in re.sub(r"\?x-id=GetObject", "", gateway.text)
 
 
-def test_a_write_is_visible_in_all_processes(start: Start) -> None:
+def test_a_write_is_visible_in_all_processes(folder: Path, ministack: Ministack) -> None:
     """With a TTL, what a client has written through one process is read through every other one at once."""
-    gateway = start("--workers", "2", "--read-write", "--metadata-ttl", "1h")
-    for number in range(5):
-        value = b"value %d" % number
-        client = client_of(gateway)
-        client.put_object(Bucket="data", Key="k", Body=value)
-        client.close()
-        # Each request has a connection of its own, so that both processes answer some of them.
-        assert {gateway.get("/data/k") for _ in range(12)} == {value}
+    place = (
+        "--upstream",
+        f"s3://{ministack.create_bucket()}/",
+        "--name",
+        "data",
+        "--port",
+        "0",
+        "--cache",
+        "cache:100MB",
+    )
+    settings = ("--workers", "2", "--read-write", "--metadata-ttl", "1h")
+    gateway = Gateway(*place, *settings, folder=folder, environment=ministack.environment)
+    try:
+        for number in range(5):
+            value = b"value %d" % number
+            client = client_of(gateway)
+            client.put_object(Bucket="data", Key="k", Body=value)
+            client.close()
+            # Each request has a connection of its own, so that both processes answer some of them.
+            assert {gateway.get("/data/k") for _ in range(12)} == {value}
+    finally:
+        gateway.kill()
 
 
 def test_each_process_stays_on_a_processor_of_its_own(start: Start) -> None:
