@@ -42,7 +42,7 @@ _KEYS_COUNT_MAX = 1 << 18
 _NOTE_BYTES = 8
 """Bytes of a key's digest that note a write."""
 _NOTES_BYTES_MAX = 1 << 16
-"""After 8 192 writes by the node an answer is not trusted any more, so that looking for its key takes at most 50 µs."""
+"""After 8 192 writes by the node an answer is not trusted any more, so that its key is looked for in little."""
 _FILE_BYTES_MAX = 1 << 23
 """Notes that a file holds, of a million writes, before an empty one takes its place."""
 
@@ -169,7 +169,7 @@ class Metadata:
     def fresh_in_memory(self, key: Key) -> ObjectInfo | None:
         """Return the version of a key that may be trusted without asking the store, if this process knows it.
 
-        Cost: 2.5 µs with one system call; after writes to the bucket, once for each key another 5 µs to read their notes.
+        Cost: one system call; after writes to the bucket, once for each key three more to read their notes.
         """
         known = self._known.get(key)
         if known is None or known.info is None or known.info.etag is None:
@@ -272,7 +272,7 @@ class Metadata:
     def generation(self) -> int:
         """Return the bytes that note writes to the bucket through caches of this node; read it before sending a request.
 
-        It is 0 without a TTL, as nothing is trusted then. Cost: one system call, 2 µs.
+        It is 0 without a TTL, as nothing is trusted then. Cost: one system call.
         """
         if self.ttl_s == 0:
             return 0

@@ -341,7 +341,7 @@ class PipeReader:
 
         Raises:
             ConfigError: The epoch was begun before.
-            DeadlineError: Its pipe did not appear in time.
+            DeadlineError: The epoch's pipe did not appear in time.
         """
         self.close()
         self._check_ahead(epoch)

@@ -196,7 +196,7 @@ class Selection:
 
         Raises:
             ProtocolError: It has one of them.
-            StoreError: That cannot be found out.
+            StoreError: The store cannot tell.
 
         Cost: One request for each, all at the same time; none if the store is a directory of this machine.
         """

@@ -406,7 +406,7 @@ class ParquetWriter:
             Approximate bounds of its bytes; the exact offset of a row is undefined.
 
         Raises:
-            ConfigError: Its fields differ from the first sample's, in name or type.
+            ConfigError: The sample's fields differ from the first sample's, in name or type.
         """
         row = {name: _plain(value) for name, value in sample.items() if name not in RESERVED_FIELDS - {"__key__"}}
         if self._schema is None:

@@ -255,6 +255,11 @@ class AccessPoint:
     calls_max: int = setting(0, low=0)
     read_write: bool = setting(False, flag="--read-write", help="Let clients change objects; only without a transform.")
 
+    @property
+    def is_s3(self) -> bool:
+        """Whether the upstream is on S3."""
+        return self.upstream.startswith("s3://")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingNames:

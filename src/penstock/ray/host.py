@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHECK_S = 0.5
-"""Seconds between two looks at the memory and the connections of the worker processes."""
+"""Seconds between two looks at the memory of the worker processes."""
 
 
 class Host:
@@ -47,20 +48,15 @@ class Host:
         from penstock.ray.connecting import Acceptor
 
         acceptor = Acceptor(self._listener, secret)
-        workers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        processes: list[subprocess.Popen[bytes]] = []
         while True:
             if (end := acceptor.accept(CHECK_S)) is not None:
-                workers.append((start_process(end), end))
-            ended = [worker for worker in workers if not is_running(worker[0])]
-            workers = [worker for worker in workers if worker not in ended]
-            for process, end in ended:
-                kill_group(process)  # what it has started
-                process.wait()
-                end.close()  # the loader learns only now that the process has ended
-            for process, end in workers:
-                if _is_closed(end):
-                    kill_group(process)
-                elif memory_bytes_max is not None and _resident_bytes(process.pid) > memory_bytes_max:
+                process = start_process(end)
+                threading.Thread(target=_end_together, args=(process, end), daemon=True).start()
+                processes.append(process)
+            processes = [process for process in processes if is_running(process)]
+            for process in processes:
+                if memory_bytes_max is not None and _resident_bytes(process.pid) > memory_bytes_max:
                     print(
                         f"penstock: worker process {process.pid} holds more than {memory_bytes_max} bytes, and is replaced",
                         file=sys.stderr,
@@ -111,11 +107,21 @@ def fair_shares(wanted: Mapping[str, int], capacity: int) -> dict[str, int]:
     return shares
 
 
-def _is_closed(end: socket.socket) -> bool:
-    """Whether the loader has closed its end of a connection, or the connection has failed."""
-    poll = select.poll()
-    poll.register(end, select.POLLRDHUP)
-    return bool(poll.poll(0))
+def _end_together(process: subprocess.Popen[bytes], end: socket.socket) -> None:
+    """Wait until a worker process or its connection ends, and end both, with what the process has started."""
+    from penstock.processes.starting import kill_group
+
+    ended = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(end, select.POLLRDHUP)  # the loader has closed its end, or the connection has failed
+        poll.poll()
+    finally:
+        os.close(ended)
+    kill_group(process)
+    process.wait()
+    end.close()  # the loader learns only now that the process has ended
 
 
 def _resident_bytes(process_id: int) -> int:

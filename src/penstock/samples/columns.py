@@ -74,7 +74,7 @@ class BatchColumn:
         """Write `value` to its row.
 
         Raises:
-            ValueError: Its type, dtype or shape differs from the column's.
+            ValueError: The value's type, dtype or shape differs from the column's.
         """
         if self.dtype is None or (self.scalar is not None and type(value) is self.scalar):
             rows[row] = value
@@ -141,8 +141,8 @@ class UnequalColumn(BatchColumn):
         """Keep the array of one row.
 
         Raises:
-            ValueError: Its dtype or number of dimensions differs from the first sample's; for concatenation, any
-                dimension but the first differs.
+            ValueError: The array's dtype or number of dimensions differs from the first sample's; for concatenation,
+                any dimension but the first differs.
         """
         array = _as_array(value)
         if isinstance(value, list) and not value:

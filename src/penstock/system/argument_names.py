@@ -72,7 +72,7 @@ def check_call(function: Any, error: TypeError) -> None:
         error: Error that the call raised, as the caller caught it.
 
     Raises:
-        ConfigError: That is why it failed.
+        ConfigError: The function has no such argument.
     """
     match = _UNEXPECTED.search(str(error))
     if match is None or error.__traceback__ is None or error.__traceback__.tb_next is not None:

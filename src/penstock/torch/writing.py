@@ -53,7 +53,7 @@ class CheckpointWriter(Writer):
         """Close the file, or abort after an exception.
 
         Raises:
-            BaseException: What interrupted ``write``, a ``StoreError`` or Ctrl-C, in place of the ``RuntimeError`` that
+            BaseException: The one that interrupted ``write``, a ``StoreError`` or Ctrl-C, in place of the ``RuntimeError`` that
                 ``torch.save`` raises because its archive then lacks bytes.
         """
         failure, self._failure = self._failure, None  # which has a traceback that refers to this writer

@@ -393,7 +393,7 @@ class InternalLinks:
     def __init__(self, point: AccessPoint, store: Store, *, internal: InternalFront) -> None:
         self._name = point.name
         self._path = point.upstream if "://" not in point.upstream else ""
-        self._is_s3 = point.upstream.startswith("s3://")
+        self._is_s3 = point.is_s3
         self._store = store
         self._internal = internal
         reader = point.handler or point.webhook or point

@@ -74,7 +74,7 @@ def check_config(config: GatewayConfig) -> None:
         seen.add(point.name)
         named = _named_in(names.of, f"access_points.{point.name}")
         _check_access_point(point, named)
-        if point.read_write and config.workers > 1 and not point.upstream.startswith("s3://"):
+        if point.read_write and config.workers > 1 and not point.is_s3:
             raise ConfigError(
                 f"{named('read_write')}=true needs {names.of('workers')}=1, not {config.workers}: only the process in which a "
                 f"multipart upload to {point.upstream} was begun has its parts",

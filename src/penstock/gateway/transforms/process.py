@@ -146,7 +146,7 @@ class TransformProcess:
 
         Raises:
             TransformFailedError: It cannot be imported, or its arguments are wrong.
-            TimeoutError: That takes too long.
+            TimeoutError: The worker takes too long.
             WorkerDiedError: The process died.
         """
         async with asyncio.timeout(START_S_MAX):

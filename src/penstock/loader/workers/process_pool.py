@@ -91,7 +91,7 @@ class Worker(ABC):
         self.failure: BaseException | None = None
         self.deaths_count = 0
         self.sums: Mapping[str, float] = {}
-        self.slots: set[int] = set()
+        self.slots: dict[int, SharedMemory] = {}
         self._job = job
 
     def send(self, message: Any, *, memory: SharedMemory | None = None) -> None:

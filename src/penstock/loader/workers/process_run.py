@@ -301,10 +301,7 @@ class ProcessBackend:
         if self._slots is None:
             self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
             self._slots.enough_count += self._ahead_count() - self.plan.prefetch_batches - 1
-        pending.slot, is_new = self._slots.take()
-        if is_new:
-            for worker in self._workers:
-                worker.slots.discard(pending.slot)
+        pending.slot = self._slots.take()
         self._meter.slots_count = self._slots.count
         return pending.slot
 
@@ -326,9 +323,10 @@ class ProcessBackend:
 
     def _send_slot(self, worker: Worker, slot: int) -> None:
         assert self._slots is not None
-        if slot not in worker.slots:
-            worker.slots.add(slot)
-            worker.send(AddSlot(slot), memory=self._slots.memory(slot))
+        memory = self._slots.memory(slot)
+        if worker.slots.get(slot) is not memory:
+            worker.slots[slot] = memory
+            worker.send(AddSlot(slot), memory=memory)
 
     # ── messages of workers ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -196,16 +196,15 @@ class Slots:
         """Number of slots that have been created."""
         return len(self._slots)
 
-    def take(self) -> tuple[int, bool]:
-        """A free slot, or if there is none, a new one; and whether its memory is new, so that it has to be sent."""
+    def take(self) -> int:
+        """A free slot, or if there is none, a new one."""
         if self._free:
             slot = self._free.popleft()
-            if self._leased_at[slot] == _forks_count:
-                return slot, False
-            inherited, _ = self._slots[slot]
-            self._slots[slot] = create_memory(self.layout.size_bytes)
-            os.close(inherited)
-            return slot, True
+            if self._leased_at[slot] != _forks_count:
+                inherited, _ = self._slots[slot]
+                self._slots[slot] = create_memory(self.layout.size_bytes)
+                os.close(inherited)
+            return slot
         self._slots.append(create_memory(self.layout.size_bytes))
         if len(self._slots) == self.enough_count + 1:
             _log.warning(
@@ -214,10 +213,10 @@ class Slots:
                 self.enough_count,
                 self.layout.size_bytes,
             )
-        return len(self._slots) - 1, True
+        return len(self._slots) - 1
 
     def memory(self, slot: int) -> SharedMemory:
-        """The memory of a slot, to send to another process."""
+        """The memory of a slot, to send to another process, which needs it again when it is another one."""
         return self._slots[slot]
 
     def lease(self, slot: int) -> memoryview:

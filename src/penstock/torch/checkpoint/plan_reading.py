@@ -105,7 +105,7 @@ class PlanReader:
         """Read all `items`; those that go straight into tensors first.
 
         Raises:
-            CheckpointError: What was read is damaged, or does not fit.
+            CheckpointError: The bytes are damaged, or do not fit.
             StoreError: The store failed.
         """
         place = self._metadata.storage_data

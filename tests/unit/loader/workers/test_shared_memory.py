@@ -105,13 +105,14 @@ def layout() -> Layout:
 def test_a_slot_comes_back_when_all_arrays_are_dropped() -> None:
     """Any view keeps it; after the last one it is used again."""
     slots = Slots(layout(), 4, prefetch_count=1)
-    first, is_new = slots.take()
-    assert is_new
+    first = slots.take()
+    memory = slots.memory(first)
     view = slots.layout.arrays(slots.lease(first))["picture"][1:2]
-    assert slots.take()[0] != first
+    assert slots.take() != first
     del view
     gc.collect()
-    assert slots.take() == (first, False)
+    assert slots.take() == first
+    assert slots.memory(first) is memory
     assert slots.layout.others == ["text"]
     slots.close()
 
@@ -120,7 +121,8 @@ def test_a_forked_child_keeps_what_was_leased() -> None:
     """What the child has never changes, whatever the parent does with the slot; the memory of the parent is freed."""
     before = len(os.listdir("/proc/self/fd"))
     slots = Slots(layout(), 4, prefetch_count=1)
-    slot, _ = slots.take()
+    slot = slots.take()
+    inherited = slots.memory(slot)
     held = [slots.layout.arrays(slots.lease(slot))["n"]]
     held[0][:] = 5
     reading, writing = os.pipe()
@@ -133,16 +135,21 @@ def test_a_forked_child_keeps_what_was_leased() -> None:
     child = start_child(has_kept)
     held.clear()
     gc.collect()
-    assert slots.take() == (slot, True)
+    assert slots.take() == slot
+    memory = slots.memory(slot)
+    assert memory is not inherited
+    del inherited
     held.append(slots.layout.arrays(slots.lease(slot))["n"])
     held[0][:] = 6
     os.close(writing)
     assert exit_code_of(child) == 0
     held.clear()
     gc.collect()
-    assert slots.take() == (slot, False)
+    assert slots.take() == slot
+    assert slots.memory(slot) is memory
     os.close(reading)
     slots.close()
+    del memory
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -164,7 +171,7 @@ def test_closing_leaves_what_is_leased() -> None:
     """Descriptors are closed; arrays of batches stay valid, also when dropped later."""
     before = len(os.listdir("/proc/self/fd"))
     slots = Slots(layout(), 4, prefetch_count=1)
-    arrays = slots.layout.arrays(slots.lease(slots.take()[0]))
+    arrays = slots.layout.arrays(slots.lease(slots.take()))
     arrays["n"][:] = 5
     slots.close()
     slots.close()
@@ -178,7 +185,7 @@ def test_closing_leaves_what_is_leased() -> None:
 def test_columns_do_not_share_cache_lines() -> None:
     """Workers write rows of columns beside each other: each column begins at a line of its own."""
     slots = Slots(layout(), 3, prefetch_count=1)
-    memory = slots.lease(slots.take()[0])
+    memory = slots.lease(slots.take())
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     assert begin % mmap.PAGESIZE == 0
     assert [(column.ctypes.data - begin) % 64 for column in slots.layout.arrays(memory).values()] == [0, 0]
